@@ -49,7 +49,7 @@ FUNCTION_LINES = 60
 SUMS = {
     "platform": 44_420,  # utils without labs, tests left out
     "labs": 35_300,  # labs 00 to 18
-    "tests": 58_740,
+    "tests": 58_840,
     "benchmarks": 1_725,
 }
 #: How many lines each lab after 18 may have.

@@ -16,6 +16,8 @@ from .comparison import is_number, short
 #: A product has at most FACTORS quantities, at most one of them squared. If none fits, we try
 #: products of one of CONSTANTS and at most BESIDE quantities.
 FACTORS, CONSTANTS, BESIDE = 4, (2, 3, 4, 8), 3
+#: Of whole numbers up to this one, a quotient says nothing.
+CHANCE = 16
 
 
 def off_by(result: object, expected: object, quantities: Mapping[str, float]) -> str:
@@ -34,9 +36,13 @@ def off_by(result: object, expected: object, quantities: Mapping[str, float]) ->
     got, right = numbers
     if words := product(abs(got - right), quantities):
         return f"The difference is {_whole(abs(got - right))} = {words}"
-    if got * right > 0 and (words := _times(got / right, quantities)):
+    # Small whole numbers, such as ranks, often are multiples by chance.
+    by_chance = got.is_integer() and right.is_integer() and max(abs(got), abs(right)) <= CHANCE
+    if got * right <= 0 or by_chance:
+        return ""
+    if words := _times(got / right, quantities):
         return f"It is {words} times the expected number"
-    if got * right > 0 and (words := _times(right / got, quantities)):
+    if words := _times(right / got, quantities):
         return f"The expected number is {words} times yours"
     return ""
 

@@ -236,7 +236,7 @@ class Report:
     def _add_errors(self, failed: list[Reply], by_user: bool) -> None:
         """Add the ranks' errors, and then the ranks that stopped because of these errors."""
         failed = sorted(failed, key=lambda reply: reply.kind == STOPPED)
-        # A rank may leave the call before it hears of its own mismatch, but the others tell it.
+        # A rank may leave the call before it hears of its mismatch, but the others tell it.
         told = (reply.because for reply in failed if failed[0].kind == STOPPED)
         cause = next(filter(None, told), "")
         if cause:

@@ -15,6 +15,7 @@ CELLS = {
     "12.7": "lab12-invert-answer",
     "12.8": "lab12-noise-answer",
     "12.9": "lab12-mask-answer",
+    "12.10": "lab12-deviate-answer",
 }
 SHARDS, SELECT, LOCAL, MEAN, ROUND = "12.1", "12.2", "12.3", "12.4", "12.5"
 READ, INVERT, NOISE, MASK = "12.6", "12.7", "12.8", "12.9"
@@ -1008,6 +1009,36 @@ CHANGES += [
      "You left out the masks of some pairs, so a few clients together could find"),
 ]  # fmt: skip
 CHANGES_THAT_ARE_RIGHT = [
+    (
+        "12.10",
+        "another digest, in numbers of 8 bytes",
+        "    digest = hashlib.sha256(weights.numpy().tobytes()).digest()\n"
+        "    mine = torch.tensor(list(digest), dtype=torch.uint8)\n",
+        "    digest = hashlib.blake2b(weights.numpy().tobytes(), digest_size=24).digest()\n"
+        "    mine = torch.frombuffer(bytearray(digest), dtype=torch.int64)\n",
+    ),
+    (
+        "12.10",
+        "one maximum of the digest and its negative",
+        "    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]\n"
+        "    dist.all_gather(everyone, mine, group=group)\n"
+        "    return all(torch.equal(mine, one) for one in everyone)\n",
+        "    mine = mine[:24].view(torch.int64) // 2\n"
+        "    both = torch.cat([mine, -mine])\n"
+        "    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)\n"
+        "    return torch.equal(both[:3], -both[3:])\n",
+    ),
+    (
+        "12.10",
+        "step by step",
+        "    used = steps.abs() > 1e-6 * bias.abs().max()\n"
+        "    return rows[used] / steps[used].unsqueeze(1)\n",
+        "    images, least = [], 1e-6 * bias.abs().max()\n"
+        "    for row, step in zip(rows, steps):\n"
+        "        if step.abs() > least:\n"
+        "            images.append(row / step)\n"
+        "    return torch.stack(images) if images else weight[:0]\n",
+    ),
     (READ, "by squares", "bias.abs().argmax()", "bias.square().argmax()"),
     (READ, "sorted", "bias.abs().argmax()", "bias.abs().argsort()[-1].item()"),
     (SELECT, "one by one", ".tolist()", ".tolist() or []"),
@@ -1141,4 +1172,110 @@ CHANGES += [
         "must match the size",
     ),
     ("12.9", "is made for one length", "delta.numel()", "20_000", "must match the size"),
+    (
+        "12.10",
+        "keeps steps without images",
+        "used = steps.abs() > 1e-6 * bias.abs().max()",
+        "used = slice(None)",
+        "Leave out the steps on which no image",
+    ),
+    (
+        "12.10",
+        "no step behind the last neuron",
+        "    used = steps.abs()",
+        "    steps, rows = steps[:-1], rows[:-1]\n    used = steps.abs()",
+        "The last neuron has a step, too",
+    ),
+    (
+        "12.10",
+        "takes rounding for images",
+        "> 1e-6 * bias.abs().max()",
+        "> 0",
+        "is rounding. Leave it out",
+    ),
+    ("12.10", "only positive steps", "steps.abs() >", "steps >", "one for each step that has any"),
+    (
+        "12.10",
+        "forgets to divide",
+        "rows[used] / steps[used].unsqueeze(1)",
+        "rows[used]",
+        "You didn't divide",
+    ),
+    (
+        "12.10",
+        "divides by the neuron's own gradient",
+        "/ steps[used].unsqueeze(1)",
+        "/ bias[used].unsqueeze(1)",
+        "Divide by its step",
+    ),
+    (
+        "12.10",
+        "the neurons' own gradients",
+        "rows[used] / steps[used].unsqueeze(1)",
+        "weight[used] / bias[used].unsqueeze(1)",
+        "Subtract the next neuron first",
+    ),
+    (
+        "12.10",
+        "a bound that doesn't follow the gradients",
+        "1e-6 * bias.abs().max()",
+        "1e-3",
+        "one for each step that has any",
+    ),
+    (
+        "12.10",
+        "a list of images",
+        "return rows[used] / steps[used].unsqueeze(1)",
+        "return list(rows[used] / steps[used].unsqueeze(1))",
+        "Return a tensor",
+    ),
+    (
+        "12.10",
+        "compares a sum",
+        "hashlib.sha256(weights.numpy().tobytes()).digest()",
+        "str(weights.sum().item())[:9].ljust(9).encode()",
+        "bit by bit",
+    ),
+    (
+        "12.10",
+        "compares the first weights only",
+        "weights.numpy().tobytes()",
+        "weights.flatten()[:1000].numpy().tobytes()",
+        "bit by bit",
+    ),
+    (
+        "12.10",
+        "compares values instead of bits",
+        "weights.numpy().tobytes()",
+        "(weights + 0.0).numpy().tobytes()",
+        "bit by bit",
+    ),
+    (
+        "12.10",
+        "knows of the first rank only",
+        "all(torch.equal(mine, one) for one in everyone)",
+        "torch.equal(mine, everyone[0])",
+        "bit by bit",
+    ),
+    (
+        "12.10",
+        "sends all weights",
+        "    mine = torch.tensor(list(digest), dtype=torch.uint8)\n",
+        "    mine = weights.contiguous().flatten().view(torch.int32).clone()\n",
+        "Pass a digest",
+    ),
+    (
+        "12.10",
+        "asks the whole world",
+        "dist.all_gather(everyone, mine, group=group)",
+        "dist.all_gather(everyone, mine)",
+        "",
+    ),
+    (
+        "12.10",
+        "returns a tensor",
+        "return all(torch.equal(mine, one) for one in everyone)",
+        "return torch.stack([(mine == one).all() for one in everyone]).all()",
+        "Return True or False",
+    ),
 ]

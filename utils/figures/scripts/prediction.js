@@ -1,6 +1,7 @@
 // The keys of a prediction's form in JupyterLab and Notebook 7, see prediction_form.py. The form has
 // the focus when its cell has run. Enter commits what was typed, or presses the button, and goes on
-// to the next cell; Shift+Enter also runs that cell. Arrows move between the buttons.
+// to the next cell; Shift+Enter also runs that cell. Arrows move between the buttons. At first no
+// button has the focus, so that a student who goes on in haste has chosen nothing.
 (() => {
   const area = document.currentScript?.closest(".jp-OutputArea");
   if (!area) return;
@@ -18,13 +19,15 @@
   function listen(box) {
     const fields = () => [...box.querySelectorAll("input")];
     const buttons = () => [...box.querySelectorAll("button")];
-    box.addEventListener("keydown", (event) => answer(event, fields(), buttons()), true);
+    box.tabIndex = -1;
+    box.style.outlineOffset = "2px";
+    box.addEventListener("keydown", (event) => answer(event, box, fields(), buttons()), true);
     // The result replaces this button, which would take the focus with it.
     const skip = area.querySelector(".ddl-skip");
     skip?.addEventListener("click", () => goOn(false));
     if (!isNew) return;
     const chosen = buttons().find((button) => button.querySelector(".fa-check"));
-    const first = fields().find((field) => !field.value) ?? fields()[0] ?? chosen ?? buttons()[0];
+    const first = fields().find((field) => !field.value) ?? fields()[0] ?? chosen ?? box;
     // A reader who works elsewhere keeps the focus there.
     const notebook = area.closest(".jp-Notebook");
     const active = document.activeElement;
@@ -32,11 +35,15 @@
     if (free && !active.closest?.(".cm-editor")) first.focus();
   }
 
-  function answer(event, fields, buttons) {
+  function answer(event, box, fields, buttons) {
     const { key, target } = event;
     const place = buttons.indexOf(target);
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[key];
-    if (key === "Enter") {
+    if (target === box) {
+      if (key === "Enter" || key === "Escape") goOn(event.shiftKey);
+      else if (step) buttons.at(step > 0 ? 0 : -1)?.focus();
+      else return;
+    } else if (key === "Enter") {
       if (place >= 0) target.click();
       else target.blur(); // the field reports its value
       if (place < 0 && !isNumber(target)) {

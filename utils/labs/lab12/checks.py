@@ -27,6 +27,7 @@ from utils.labs.shared.small_models import weights_of
 
 from .clients import facts_about, has_other_length
 from .clients import run_round as run_round
+from .deviation import deviating_server as deviating_server
 from .inversion import mismatch as mismatch
 from .inversion import read_image as read_image
 from .privacy import masked_sum as masked_sum

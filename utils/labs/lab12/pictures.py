@@ -257,3 +257,33 @@ def disguise(plain: Sequence[float], hidden: Sequence[int]) -> Figure:
         "all values from -1 to 1 are equally frequent."
     )
     return finish(figure, words)
+
+
+def ladder(
+    bright: Sequence[float] = (0.13, 0.31, 0.36, 0.62, 0.88),
+    steps: Sequence[float] = (0.1, 0.25, 0.5, 0.75),
+) -> Figure:
+    """Draw images by their brightness, and above them to which of them each neuron answers."""
+    figure, axes = chart(9, 3.4)
+    for k, step in enumerate(steps):
+        axes.barh(k + 1, 1.0 - step, left=step, height=0.55, color=PALE, edgecolor=INK)
+        axes.axvline(step, color=GREY, linestyle=":", linewidth=1)
+    for k, (height, color) in enumerate(zip(bright, COLORS, strict=False)):
+        axes.plot([height], [0], "s", color=color, markersize=13)
+        axes.text(height, -0.75, str(k), ha="center", va="center", fontsize=9)
+        for row, step in enumerate(steps):
+            if step < height:
+                axes.plot([height], [row + 1], "s", color=color, markersize=8)
+    axes.set(xlim=(0, 1), ylim=(-1.1, len(steps) + 0.6))
+    axes.set_yticks(range(-1, len(steps) + 1))
+    names = ["", "images", *(f"neuron {k} answers" for k in range(len(steps)))]
+    axes.set_yticklabels(names)
+    axes.set_xlabel("mean of an image's pixels (dotted: the neurons' thresholds)")
+    axes.set_title("Each neuron mixes all images to the right of its threshold")
+    seen = [
+        f"neuron {k} answers to images "
+        f"{', '.join(str(i) for i, height in enumerate(bright) if height > step)}"
+        for k, step in enumerate(steps)
+    ]
+    words = f"{len(bright)} images by their mean brightness, and four neurons: {'; '.join(seen)}."
+    return finish(figure, words)

@@ -28,10 +28,10 @@ from .generation import hand_over as hand_over
 from .generation import parallel_decode as parallel_decode
 from .parts import Chain
 from .probes import (
-    COUNTS,
     SHAPES,
     WIDTH,
     WORKLOADS,
+    counts_of,
     gpt,
     probe_balance,
     probe_policy,
@@ -205,7 +205,9 @@ PARTITIONS: tuple[Partition, ...] = ([[0, 1, 3], [2]], [[1, 2], [0, 3]], [[0, 1,
 def served(ranks: Ranks, report: Report) -> None:
     """Compare logits with the whole model, and judge messages and their order."""
     each = to_each(seed=report.seeds(trials.WORLD))
-    cases = [{"partition": one, "each": each} for one in PARTITIONS]
+    # The second partition comes twice, with another cut of the layers.
+    turns = [(one, False) for one in PARTITIONS] + [(PARTITIONS[1], True)]
+    cases = [{"partition": one, "turned": turned, "each": each} for one, turned in turns]
     trials.judge_groups(ranks, report, probe_serve, cases, _served)
 
 
@@ -225,7 +227,7 @@ def _served(answer: GroupAnswer) -> Iterator[Step]:
     seeds = [answer.case["each"][rank]["seed"] for rank in members]
     x = [text_of(seeds[0] + k, *shape) for k, shape in enumerate(SHAPES)]
     first = 0
-    for seed, count in zip(seeds, COUNTS[str(p)], strict=True):
+    for seed, count in zip(seeds, counts_of(p, answer.case["turned"]), strict=True):
         x = [Chain(gpt(seed)).run(first, first + count, one) for one in x]
         first += count
     right = [one.tolist() for one in x] if place == p - 1 else []

@@ -193,14 +193,21 @@ COUNTS = {"1": [4], "2": [3, 1], "3": [1, 2, 1], "4": [1, 1, 1, 1]}
 SHAPES = [(3, 5), (1, 5), (1, 5), (2, 4), (2, 7), (3, 1)]
 
 
+def counts_of(ranks: int, turned: bool) -> list[int]:
+    """Return how many layers each stage of a group of ranks has."""
+    return COUNTS[str(ranks)][:: -1 if turned else 1]
+
+
 @in_group
-def probe_serve(user_ns: dict, *, rank: int, group: Group, named: dict, seed: int) -> dict:
+def probe_serve(
+    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, turned: bool
+) -> dict:
     """Run microbatches through a chain, of whose layers and texts this rank knows its own part."""
     from torch_mpi.record import log
 
     chain = Chain(gpt(seed))
     texts = [text_of(seed + k, *shape) for k, shape in enumerate(SHAPES)]
-    counts = [*COUNTS[str(dist.get_world_size(group))]]
+    counts = counts_of(dist.get_world_size(group), turned)
     mark = log.mark()
     result, calls = recorded(reading_answer(user_ns, "serve"), chain, counts, texts, **named)
     starts = [start for start, _ in chain.marks]

@@ -180,10 +180,16 @@ def _stacks(seed: int) -> tuple[str, list[list[Frames]]]:
     deep: Frames = [*30 * [(LIBRARY, 900, "wrapper")], *late]
     kinds = [late, other, alike, ended, deep, [(file, lines[5], "<listcomp>"), *below]]
     loader: Frames = [(f"{STANDARD}/threading.py", 324, "wait"), (file, lines[5], "prefetch")]
-    n = draw.choice((3, 4, 5, 7, 8, 13))
+    # Six seeds in a row have each kind, and two groups of one rank in both orders of their places.
+    turn = seed % 6
+    n = (5, 7, 8, 3, 4, 13)[turn]
     ranks = [together] * n
-    for odd in draw.sample(range(n), draw.randint(1, (n - 1) // 2)):
+    odds = sorted(draw.sample(range(n), 2 if turn < 2 else draw.randint(1, (n - 1) // 2)))
+    for odd in odds:
         ranks[odd] = draw.choice(kinds)
+    ranks[odds[0]] = kinds[turn]
+    if turn < 2:
+        ranks[odds[1]] = kinds[1 - turn]
     # Up to three threads beside the main one.
     return file, [[loader] * draw.choice((0, 0, 1, 1, 2, 3)) + [main] for main in ranks]
 

@@ -68,7 +68,7 @@ class Network:
     def __str__(self) -> str:
         bits = self.bandwidth * 8
         rate = f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
-        rate = "no limit" if math.isinf(bits) else rate
+        rate = "any bandwidth" if math.isinf(bits) else rate
         ms = self.latency * 1e3
         text = f"{rate}, {ms:g} ms" if ms >= 1 else f"{rate}, {self.latency * 1e6:g} µs"
         if not self.nodes:

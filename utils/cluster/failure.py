@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torch_mpi.lines import wrapped
+from torch_mpi.lines import WIDTH, wrapped
 from torch_mpi.protocol import diagnosis
 from utils.cluster import lost_names
 from utils.cluster.notebook_words import FRESH_RANKS, explained, open_task, shown_as, stopped_here
@@ -296,20 +296,31 @@ def _with_sources(report: str, cells: Mapping[int, str]) -> str:
 def _with_lines_of(cell: str, report: str) -> str:
     """Return the report with each line of the cell that it names, and the lines around it.
 
-    The report may be so long that the cell above it has left the page.
+    The report may be so long that the cell above it has left the page. The lines come after the
+    sentence, which may be wrapped.
     """
     source = dict(enumerate(cell.splitlines(), 1))
     lines: list[str] = []
+    excerpt: list[str] = []
     shown: set[int] = set()
     for line in report.splitlines():
+        if excerpt and not (lines and _goes_on(lines[-1], line)):
+            lines += excerpt
+            excerpt = []
         lines.append(line)
         for place in _HERE.finditer(line):
             number = int(place[1])
             if number in source and number not in shown and source[number].strip() not in report:
                 shown.add(number)
                 around = [n for n in (number - 1, number, number + 1) if source.get(n, "").strip()]
-                lines += [f"    {'→' if n == number else ' '} {n:3}  {source[n]}" for n in around]
-    return "\n".join(lines)
+                excerpt += [f"    {'→' if n == number else ' '} {n:3}  {source[n]}" for n in around]
+    return "\n".join([*lines, *excerpt])
+
+
+def _goes_on(line: str, after: str) -> bool:
+    """Return whether the second line belongs to the first one, which was wrapped."""
+    word = after.split(maxsplit=1)[0] if after.split() else ""
+    return bool(word) and after[:1] == " " and len(line) + 1 + len(word) > WIDTH
 
 
 def _why_slurm_ended(output: str) -> str:

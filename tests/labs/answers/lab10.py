@@ -13,6 +13,7 @@ CELLS = {
     "10.5": "lab10-fb-answer",
     "10.6": "lab10-run-answer",
     "10.7": "lab10-dream-answer",
+    "10.8": "lab10-zero-answer",
 }
 BEFORE = "\n".join(source_of(NOTEBOOK, cell) for cell in ("ranks-join", "run-define"))
 NAIVE, RUN, DREAM, PLAN, COUNT = "10.1", "10.6", "10.7", "10.3", "10.4"
@@ -1252,3 +1253,151 @@ CHANGES_THAT_ARE_RIGHT += [
             one.grad = grad
 """),
 ]  # fmt: skip
+
+ZERO, _LATER, _LEFT = "10.8", 'mine.append(("W", k - s))', "range(max(0, m - s), m)"
+CHANGES += [
+    (
+        ZERO,
+        "W right after each I",
+        f"k >= s:  # stage s lets s of its W wait\n                {_LATER}",
+        'True:\n                mine.append(("W", k))',
+        "Stage 1 has W",
+    ),
+    (
+        ZERO,
+        "W right after each I, and none at the end",
+        '        mine += [("W", k) for k in range(max(0, m - s), m)]\n',
+        "        p = p\n",
+        "lacks W",
+    ),
+    (ZERO, "all W at the end", _LATER, "pass", "lacks W0"),
+    (
+        ZERO,
+        "W before I",
+        'mine.append(("F" if kind == "F" else "I", k))',
+        'mine += [("F", k)] if kind == "F" else [("W", k), ("I", k)]',
+        "has W",
+    ),
+    (ZERO, "B instead of I", 'else "I", k', 'else "B", k', "lacks I0"),
+    (ZERO, "forgets what is left if there are few microbatches", "max(0, m - s)", "m - s", "has W"),
+    (ZERO, "forgets the last W", _LEFT, "range(max(0, m - s), m - 1)", "lacks W"),
+    (
+        ZERO,
+        "for four stages",
+        "enumerate(one_f_one_b(p, m))",
+        "enumerate(one_f_one_b(4, m))",
+        "lists, not 4",
+    ),
+    (
+        ZERO,
+        "text instead of pairs",
+        "schedule.append(mine)",
+        'schedule.append([f"{kind}{k}" for kind, k in mine])',
+        "Return a list for each stage",
+    ),
+    (
+        ZERO,
+        "the schedule of 1F1B",
+        "    schedule = []\n",
+        "    return one_f_one_b(p, m)\n",
+        "lacks I0",
+    ),
+]
+WRONG += [
+    (
+        ZERO,
+        "waits with no W",
+        """
+def zero_bubble(p, m):
+    return [
+        [(half, k) for kind, k in actions for half in ("F" if kind == "F" else "IW")]
+        for actions in one_f_one_b(p, m)
+    ]
+""",
+        "because each W comes right after its I",
+    ),
+    (
+        ZERO,
+        "lets all W wait",
+        """
+def zero_bubble(p, m):
+    return [
+        [("F" if kind == "F" else "I", k) for kind, k in actions] + [("W", k) for k in range(m)]
+        for actions in one_f_one_b(p, m)
+    ]
+""",
+        "Don't let all W wait until the end",
+    ),
+    (
+        ZERO,
+        "the last stage waits too little",
+        """
+def zero_bubble(p, m):
+    schedule = []
+    for s, actions in enumerate(one_f_one_b(p, m)):
+        mine, wait = [], min(s, 1)
+        for kind, k in actions:
+            mine.append(("F" if kind == "F" else "I", k))
+            if kind == "B" and k >= wait:
+                mine.append(("W", k - wait))
+        schedule.append(mine + [("W", k) for k in range(max(0, m - wait), m)])
+    return schedule
+""",
+        "are enough. On which stage does an I wait for a W",
+    ),
+    (
+        ZERO,
+        "begins with W",
+        """
+def zero_bubble(p, m):
+    return [
+        [("W", k) for k in range(m)] + [("F" if kind == "F" else "I", k) for kind, k in actions]
+        for actions in one_f_one_b(p, m)
+    ]
+""",
+        "isn't legal",
+    ),
+]
+CHANGES_THAT_ARE_RIGHT += [
+    (ZERO, "with a queue", "        mine = []\n", "        mine, queue = [], []\n"),
+    (
+        ZERO,
+        "inserts W afterwards",
+        "        schedule.append(mine)\n",
+        "        schedule.append([(kind, int(k)) for kind, k in mine])\n",
+    ),
+]
+RIGHT += [
+    (
+        ZERO,
+        "greedy, with a clock",
+        """
+def zero_bubble(p, m):
+    todo = [[("F" if a == "F" else "I", k) for a, k in one] for one in one_f_one_b(p, m)]
+    late, ends, now = [[] for _ in range(p)], {}, 0
+    schedule, held = [[] for _ in range(p)], [0] * p
+    while any(todo) or any(late):
+        begun = []
+        for s in range(p):
+            ready = bool(todo[s])
+            if ready:
+                kind, k = todo[s][0]
+                needed = (s - 1, "F", k) if kind == "F" else (s + 1, "I", k)
+                if s == p - 1 and kind == "I":
+                    needed = (s, "F", k)
+                ready = (kind == "F" and s == 0) or ends.get(needed, now + 1) <= now
+                ready = ready and not (kind == "F" and held[s] == p)
+            if ready:
+                begun.append((s, *todo[s].pop(0)))
+                schedule[s].append((kind, k))
+                held[s] += kind == "F"
+                late[s] += [k] if kind == "I" else []
+            elif late[s]:
+                schedule[s].append(("W", late[s].pop(0)))
+                held[s] -= 1
+        now += 1
+        ends |= dict.fromkeys(begun, now)
+    return schedule
+""",
+    ),
+]

@@ -47,6 +47,7 @@ from .schedule_rules import (
     wrong_one_f_one_bs,
     wrong_plans,
 )
+from .zero_bubble import zero_bubble_schedule as zero_bubble_schedule
 
 # -- 10.2 to 10.5: functions of data ----------------------------------------------------------
 

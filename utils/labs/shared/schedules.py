@@ -74,30 +74,36 @@ def one_f_one_b(p: int, m: int) -> Schedule:
     return warmed(m, [p - 1 - s for s in range(p)])
 
 
-def zero_bubble(p: int, m: int) -> list[list]:
-    """Return spans of 1F1B whose backward has two halves: I for the input, W for the weights.
+def halved(p: int, m: int) -> Schedule:
+    """Return 1F1B whose backward has two halves: I for the input, and W for the weights.
 
-    F, I and W take a time of 1 each. A stage does W when it would wait otherwise, and at the end,
-    like ZB-H1 of P. Qi et al., "Zero Bubble Pipeline Parallelism" (2024).
+    Stage s lets s of its W wait, so that a microbatch is in flight for as long as on the first
+    stage: at most p of them at once, from F to W. This is ZB-H1 of P. Qi et al., "Zero Bubble
+    Pipeline Parallelism" (2024).
     """
-    todo = [list(actions) for actions in one_f_one_b(p, m)]
-    late = [[] for _ in range(p)]
-    ends: dict[tuple | None, int] = {None: 0}  # an action that needs nothing can begin
-    spans = []
-    now = 0
-    while any(todo) or any(late):
-        begun = []
-        for s in range(p):
-            if todo[s] and ends.get(needs(p, s, *todo[s][0]), now + 1) <= now:
-                kind, k = todo[s].pop(0)
-                begun.append((s, kind, k))
-                spans.append([s, "F" if kind == "F" else "I", k, now, now + 1])
-                late[s] += [k] * (kind == "B")
-            elif late[s]:
-                spans.append([s, "W", late[s].pop(0), now, now + 1])
-        now += 1
-        ends |= dict.fromkeys(begun, now)
-    return spans
+    schedule = []
+    for s, actions in enumerate(one_f_one_b(p, m)):
+        mine = []
+        for kind, k in actions:
+            mine.append(("F" if kind == "F" else "I", k))
+            if kind == "B" and k >= s:
+                mine.append(("W", k - s))
+        schedule.append(mine + [("W", k) for k in range(max(0, m - s), m)])
+    return schedule
+
+
+def zero_bubble(p: int, m: int) -> list[list]:
+    """Return the spans of :func:`halved`, if F, I and W take a time of 1 each."""
+    return planned(halved(p, m), 1, 1, needs_of_halves)[0]
+
+
+def needs_of_halves(p: int, stage: int, kind: str, k: int) -> tuple[int, str, int] | None:
+    """Return the action that this one waits for: I as a backward, and W for I of its stage."""
+    if kind == "W":
+        return stage, "I", k
+    if kind == "I":
+        return (stage + 1, "I", k) if stage < p - 1 else (stage, "F", k)
+    return needs(p, stage, kind, k)
 
 
 def needs(p: int, stage: int, kind: str, k: int) -> tuple[int, str, int] | None:

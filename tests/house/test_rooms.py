@@ -47,9 +47,9 @@ FUNCTION_LINES = 60
 #: How many lines of Python the house may have. Whoever raises a sum says in the commit's message
 #: what a user gains, and what could not go for it.
 SUMS = {
-    "platform": 44_420,  # utils without labs, tests left out
-    "labs": 35_400,  # labs 00 to 18
-    "tests": 59_040,
+    "platform": 44_430,  # utils without labs, tests left out
+    "labs": 35_420,  # labs 00 to 18
+    "tests": 59_060,
     "benchmarks": 1_725,
 }
 #: How many lines each lab after 18 may have.

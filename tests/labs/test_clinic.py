@@ -10,6 +10,7 @@ import inspect
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import pytest
@@ -17,6 +18,7 @@ from lab_tools import run_cell
 from local_ranks import LocalRanks
 
 from utils import cluster
+from utils.checks import score
 from utils.checks.task import Report
 from utils.labs.lab18 import ward_checks
 from utils.labs.lab18.ward import assignment, evidence, pages, parts, program, view
@@ -168,6 +170,18 @@ def test_from_the_fourth_wrong_finding_on_a_bed_has_pauses(clock):
     assert told(case, clock) == ("try 6", "")
     assert ward_checks.TRIES.of("Ada", 1).found_at == 6
     assert ward_checks.TRIES.of("Ada", 2).tries == 0
+    assert told(case, clock, line=8)[0] == "try 6", "what was found stays found"
+
+
+@pytest.mark.quick
+def test_another_name_begins_without_the_points_of_the_first_ones_patients(clock, monkeypatch):
+    monkeypatch.setattr(score, "_passed", {"a": {"18.5", "18.7", "18.30"}})
+    monkeypatch.setattr(score, "room_of", lambda module: "a")
+    monkeypatch.setattr(ward_checks.Ward, "greet", lambda ward: None)
+    for name, left in (("Ada", 3), ("Ada", 3), ("Bob", 1)):
+        reply = SimpleNamespace(status="ok", value=name)
+        ward_checks.admit(SimpleNamespace(ask=lambda probe, reply=reply: [reply]))
+        assert len(score.passed("a")) == left
 
 
 @pytest.mark.quick

@@ -30,5 +30,9 @@ def in_words(task: str) -> str:
         return ""
     place = f"task {list(left).index(task) + 1} of {len(left)}"
     minutes = STEP * round(left[task] / STEP)
-    rest = f"about {minutes} minutes of the core path left" if minutes else "the core path is done"
+    rest = (
+        f"about {minutes} minutes of the core path left"
+        if minutes
+        else "the last task of the core path"
+    )
     return f"{place} · {rest}"

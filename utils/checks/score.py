@@ -8,6 +8,7 @@ one. Grading doesn't use this score.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 #: By room, such as "utils.labs.lab01": the points of each task, and the tasks that have passed.
 _points: dict[str, dict[str, int]] = defaultdict(dict)
@@ -30,6 +31,11 @@ def note(room: str, number: str, passed: bool) -> None:
         _passed[room].add(number)
     else:
         _passed[room].discard(number)
+
+
+def forget(room: str, numbers: Iterable[str]) -> None:
+    """Forget that these tasks have passed."""
+    _passed[room].difference_update(numbers)
 
 
 def passed(room: str) -> frozenset[str]:

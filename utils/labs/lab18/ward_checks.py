@@ -61,6 +61,8 @@ RIGHT = (
     "One of rank, line and kind is",
     "Two of rank, line and kind are",
 )
+#: The task before the patients' tasks.
+FIRST = 6
 FORM = '{"rank": 2, "line": 17, "kind": "skipped call"}'
 LONGEST_NAME = 100
 
@@ -111,9 +113,17 @@ def admit(ranks: Ranks) -> Ward:
         raise ValueError(
             "my_name has no letter or digit. Write your name, and run this cell again."
         )
+    if TRIES.admit(reply.value):  # the other ward's patients are solved, and not these
+        room = score.room_of(__name__)
+        score.forget(room, [number for number in score.passed(room) if _is_of_patient(number)])
     ward = Ward(reply.value)
     ward.greet()
     return ward
+
+
+def _is_of_patient(number: str) -> bool:
+    """Return whether a task is a finding or a repair."""
+    return int(number.partition(".")[2]) > FIRST
 
 
 def board(ward: Ward) -> None:
@@ -160,7 +170,7 @@ def judge_try(
     if seconds := TRIES.pause(name, bed, finding):
         report.note = f"try {of.tries}"
         report.problem(
-            f"{of.wrong} findings of this bed were wrong, so look at the evidence. The check "
+            f"{of.wrong} findings of this patient were wrong, so look at the evidence. The check "
             f"judges another finding in {seconds} s"
         )
         return

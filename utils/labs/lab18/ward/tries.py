@@ -49,6 +49,12 @@ class Tries:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._beds: dict[tuple[str, int], Bed] = {}
+        self._ward = ""
+
+    def admit(self, ward: object) -> bool:
+        """Open a ward; return whether another one was open before."""
+        before, self._ward = self._ward, str(ward)
+        return before not in ("", self._ward)
 
     def of(self, ward: object, bed: int) -> Bed:
         """Return what was tried for a bed in the ward of this name."""
@@ -61,8 +67,10 @@ class Tries:
         return max(0, -int(-left // 1))
 
     def note(self, ward: object, bed: int, finding: Any, is_right: bool) -> int:
-        """Count a finding that was judged; return the number of its try."""
+        """Count a finding that was judged, until one is right; return the number of its try."""
         of = self.of(ward, bed)
+        if of.found_at:
+            return of.found_at
         if finding != of.last:
             of.tries += 1
             of.last = finding

@@ -11,6 +11,7 @@ CELLS = {
     "4.3": "lab04-share-answer",
     "4.4": "lab04-hook-answer",
     "4.5": "lab04-sync-answer",
+    "4.6": "lab04-tokens-answer",
 }
 # Its check takes a second.
 SLOW = {"4.1"}
@@ -597,3 +598,222 @@ _CHANGES = [
 ]  # fmt: skip
 WRONG += [(task, what, code, words) for task, what, code, new, words in _CHANGES if new is None]
 CHANGES += [change for change in _CHANGES if change[3] is not None]
+
+#: A mean over tokens.
+_SUM = 'cross_entropy(scores, targets.flatten(), reduction="sum")'
+_MEANS = """
+        def accumulate_tokens(model, microbatches, group=None):
+            def loss(inputs, targets):
+                return cross_entropy(model(inputs).flatten(0, 1), targets.flatten()) / k
+
+            k = len(microbatches)
+            with model.no_sync():
+                for microbatch in microbatches[:-1]:
+                    loss(*microbatch).backward()
+            loss(*microbatches[-1]).backward()
+        """
+_CHANGES = [
+    ("4.6", "means of microbatches", _MEANS, None,
+     "mean of the microbatches' means"),
+    ("4.6", "means of microbatches that aren't empty", _MEANS.replace(
+        "targets.flatten()) / k", "targets.flatten(), reduction='sum') / k\\\n"
+        "                    / max(1, (targets >= 0).sum().item())"), None,
+     "mean of the microbatches' means"),
+    ("4.6", "counts on its own rank", "    dist.all_reduce(count, group=group)\n", "",
+     "Sum the number of tokens over the group"),
+    ("4.6", "forgets that DDP divides", "dist.get_world_size(group) / max", "1 / max",
+     "DDP divides by the 4 ranks, so multiply each loss by 4"),
+    ("4.6", "counts padding, too", "(targets != -100).sum().item()", "targets.numel()",
+     "You counted padded positions, too"),
+    ("4.6", "does not divide", "max(1, count.item())", "1", "This is the sum over the tokens"),
+    ("4.6", "divides by the ranks only", "(weight * loss)", "loss",
+     "You divided by the number of ranks only"),
+    ("4.6", "masks by hand", """
+        def accumulate_tokens(model, microbatches, group=None):
+            def backward(inputs, targets):
+                losses = cross_entropy(
+                    model(inputs).transpose(1, 2), targets.clamp(min=0), reduction="none")
+                counts = (targets >= 0).float()
+                ((losses * counts).sum() / counts.sum() / len(microbatches)).backward()
+            with model.no_sync():
+                for microbatch in microbatches[:-1]:
+                    backward(*microbatch)
+            backward(*microbatches[-1])
+        """, None, "A microbatch without tokens has the mean 0 / 0"),
+    ("4.6", "masks by hand and divides 0 by 0", """
+        def accumulate_tokens(model, microbatches, group=None):
+            count = sum((targets >= 0).sum() for _, targets in microbatches)
+            dist.all_reduce(count, group=group)
+            def backward(inputs, targets):
+                losses = cross_entropy(
+                    model(inputs).transpose(1, 2), targets.clamp(min=0), reduction="none")
+                kept = losses * (targets >= 0)
+                (kept.sum() / count * dist.get_world_size(group)).backward()
+            with model.no_sync():
+                for microbatch in microbatches[:-1]:
+                    backward(*microbatch)
+            backward(*microbatches[-1])
+        """, None, "Divide by at least 1"),
+    ("4.6", "fails without tokens", "max(1, count.item())", "count.item()",
+     "It still needs a forward and a backward"),
+    ("4.6", "returns early without tokens", "    *quiet, last = microbatches\n",
+     "    if own == 0:\n        return\n    *quiet, last = microbatches\n",
+     "It still needs a forward and a backward"),
+    ("4.6", "counts in the world", "all_reduce(count, group=group)", "all_reduce(count)",
+     "Pass group=group"),
+    ("4.6", "takes the size of the world", "get_world_size(group)", "get_world_size()",
+     "Every gradient is"),
+    ("4.6", "one all_reduce for each microbatch", """\
+    count = torch.tensor(own)
+    dist.all_reduce(count, group=group)
+""", """\
+    count = torch.tensor(0)
+    for _, targets in microbatches:
+        part = (targets >= 0).sum()
+        dist.all_reduce(part, group=group)
+        count += part
+""", "You call all_reduce 3 times before the first backward"),
+    ("4.6", "reduces the numbers of all microbatches", """\
+    count = torch.tensor(own)
+    dist.all_reduce(count, group=group)
+""", """\
+    count = torch.tensor([(targets >= 0).sum() for _, targets in microbatches])
+    dist.all_reduce(count, group=group)
+    count = count.sum()
+""", "You reduce 24 bytes before the first backward"),
+    ("4.6", "gathers the numbers", "    dist.all_reduce(count, group=group)\n", """\
+    every = [count.clone() for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, count, group=group)
+    count = sum(every)
+""", "You call all_gather. Use only all_reduce here"),
+    ("4.6", "scales at the end", """
+        def accumulate_tokens(model, microbatches, group=None):
+            def backward(inputs, targets):
+                scores = model(inputs).flatten(0, 1)
+                cross_entropy(scores, targets.flatten(), reduction="sum").backward()
+
+            with model.no_sync():
+                for microbatch in microbatches[:-1]:
+                    backward(*microbatch)
+            backward(*microbatches[-1])
+            count = sum((targets >= 0).sum() for _, targets in microbatches)
+            dist.all_reduce(count, group=group)
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad *= dist.get_world_size(group) / max(1, count.item())
+        """, None, "You sum the number of tokens after the first backward"),
+    ("4.6", "communicates every time", "with model.no_sync():", "if True:",
+     "The ranks communicated the gradients' bytes 3 times"),
+    ("4.6", "never communicates", "    backward(*last)",
+     "    with model.no_sync():\n        backward(*last)",
+     "The gradients are this rank's own"),
+    ("4.6", "leaves out the last one", "    backward(*last)", "    last",
+     "The last microbatch is missing"),
+    ("4.6", "goes backward once", """
+        def accumulate_tokens(model, microbatches, group=None):
+            count = sum((targets >= 0).sum() for _, targets in microbatches)
+            dist.all_reduce(count, group=group)
+            weight = dist.get_world_size(group) / max(1, count.item())
+            def loss(inputs, targets):
+                scores = model(inputs).flatten(0, 1)
+                return weight * cross_entropy(scores, targets.flatten(), reduction="sum")
+            with model.no_sync():
+                quiet = sum(loss(*microbatch) for microbatch in microbatches[:-1])
+            (quiet + loss(*microbatches[-1])).backward()
+        """, None, "so the forwards keep memory that you want to save"),
+    ("4.6", "goes without DDP", "model(inputs)", "model.module(inputs)",
+     "The gradients are this rank's own"),
+    ("4.6", "sums the number twice", "    backward(*last)",
+     "    backward(*last)\n    dist.all_reduce(count, group=group)",
+     "You call all_reduce again after the first backward"),
+    ("4.6", "takes a step", "    backward(*last)",
+     "    backward(*last)\n    torch.optim.SGD(model.parameters(), lr=0.1).step()",
+     "You changed the weights"),
+    ("4.6", "switches to eval", "    *quiet, last", "    model.eval()\n    *quiet, last",
+     "You switched the model to another mode"),
+    ("4.6", "leaves the model quiet", "    backward(*last)",
+     "    backward(*last)\n    model.require_backward_grad_sync = False",
+     "After the call, the model still doesn't communicate"),
+    ("4.6", "knows the last one by identity", """\
+    *quiet, last = microbatches
+    with model.no_sync():
+        for microbatch in quiet:
+            backward(*microbatch)
+    backward(*last)
+""", """\
+    for microbatch in microbatches:
+        model.require_backward_grad_sync = microbatch is microbatches[-1]
+        backward(*microbatch)
+""", "The ranks communicated the gradients' bytes 2 times"),
+    ("4.6", "keeps the count of the first call",
+     "sum((targets != -100).sum().item() for _, targets in microbatches)",
+     "sum((targets != -100).sum().item() for _, targets in microbatches)\n"
+     "    own = accumulate_tokens.__dict__.setdefault('own', own)", "Every gradient is"),
+    ("4.6", "changes the targets", "    backward(*last)",
+     "    backward(*last)\n    last[1].fill_(0)",
+     "accumulate_tokens changed its argument microbatches"),
+]  # fmt: skip
+WRONG += [(task, what, code, words) for task, what, code, new, words in _CHANGES if new is None]
+CHANGES += [change for change in _CHANGES if change[3] is not None]
+RIGHT += [
+    (
+        "4.6",
+        "asynchronous, and transposed scores",
+        """
+        def accumulate_tokens(model, microbatches, group=None):
+            count = torch.zeros((), dtype=torch.int64)
+            for _, targets in microbatches:
+                count += targets.ge(0).sum()
+            work = dist.all_reduce(count, group=group, async_op=True)
+            weight = None
+            for left, (inputs, targets) in zip(reversed(range(len(microbatches))), microbatches):
+                model.require_backward_grad_sync = not left
+                scores = model(inputs).transpose(1, 2)
+                if weight is None:
+                    work.wait()
+                    weight = dist.get_world_size(group) / count.clamp(min=1)
+                loss = cross_entropy(scores, targets, reduction="none").sum()
+                (loss * weight).backward()
+        """,
+    ),
+    (
+        "4.6",
+        "weighted means",
+        """
+        import contextlib
+        def accumulate_tokens(model, microbatches, group=None):
+            counts = [int((targets != -100).sum()) for _, targets in microbatches]
+            count = torch.tensor([float(sum(counts))])
+            dist.all_reduce(count, group=group)
+            p = group.size() if group else dist.get_world_size()
+            for j, (inputs, targets) in enumerate(microbatches):
+                with contextlib.nullcontext() if j == len(counts) - 1 else model.no_sync():
+                    scores = model(inputs)
+                    loss = cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum")
+                    mean = loss / max(1, counts[j])
+                    mean.backward(mean.new_tensor(p * counts[j] / max(1.0, count.item())))
+        """,
+    ),
+    (
+        "4.6",
+        "masked by hand",
+        """
+        def accumulate_tokens(model, microbatches, group=None):
+            count = sum((targets >= 0).sum() for _, targets in microbatches)
+            dist.all_reduce(count, group=model.process_group)
+            weight = dist.get_world_size(model.process_group) / max(1, int(count))
+            def backward(inputs, targets):
+                logs = model(inputs).log_softmax(-1)
+                chosen = logs.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+                (-weight * chosen.where(targets >= 0, 0.0).sum()).backward()
+            with model.no_sync():
+                for microbatch in microbatches[:-1]:
+                    backward(*microbatch)
+            backward(*microbatches[-1])
+        """,
+    ),
+]
+CHANGES_THAT_ARE_RIGHT = [
+    ("4.6", "leaves out microbatches without tokens", "    *quiet, last = microbatches\n",
+     "    *quiet, last = [m for m in microbatches if (m[1] >= 0).any()] or microbatches[:1]\n"),
+]  # fmt: skip

@@ -23,6 +23,7 @@ from utils.figures import (
     PAPER,
     UPDATE,
     WAITING_LOOK,
+    rank_color,
     tint,
 )
 from utils.figures.charts import chart, finish, keys, name_rows, panels
@@ -219,6 +220,31 @@ def accumulation(k: int = 3) -> Figure:
         "microbatch. With no_sync, it makes a single all_reduce, after the last microbatch."
     )
     return frame(axes, (-3.8, 4.6 * k + 1.7), (-2.5, 0.7), words, equal=True)
+
+
+def token_weights(lengths: Sequence[Sequence[int]], padded: int) -> Figure:
+    """Draw what a token of each microbatch counts for in the mean of means.
+
+    Args:
+        lengths: for each rank the number of tokens in each of its microbatches, one sentence each.
+        padded: to how many positions a sentence is padded.
+    """
+    rows = [(r, j, n) for r, of_rank in enumerate(lengths) for j, n in enumerate(of_rank)]
+    total = sum(n for _, _, n in rows)
+    _, axes = canvas(10, 0.5 + 0.55 * len(rows))
+    words = []
+    for row, (r, j, n) in enumerate(rows):
+        y = -1.3 * row
+        axes.text(-0.8, y, f"rank {r}, microbatch {j}", ha="right", va="center")
+        for k in range(padded):
+            look = {"height": 0.8, "linewidth": 0.8}
+            cell(axes, k - 0.45, y, 0.9, tint(rank_color(r), 0.5) if k < n else PAPER, "", **look)
+        times = total / len(rows) / n
+        axes.text(padded, y, f"each token counts {times:.2f} times", va="center")
+        words.append(f"rank {r}, microbatch {j}: {n} tokens, each counts {times:.2f} times")
+    said = f"Sentences padded to {padded} positions. In the mean of means, " + "; ".join(words)
+    bottom = -1.3 * (len(rows) - 1) - 0.6
+    return frame(axes, (-6.2, padded + 6.2), (bottom, 0.7), f"{said}.")
 
 
 def hook_path() -> Figure:

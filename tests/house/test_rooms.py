@@ -48,8 +48,8 @@ FUNCTION_LINES = 60
 #: what a user gains, and what could not go for it.
 SUMS = {
     "platform": 44_420,  # utils without labs, tests left out
-    "labs": 35_400,  # labs 00 to 18
-    "tests": 58_930,
+    "labs": 35_930,  # labs 00 to 18
+    "tests": 59_100,
     "benchmarks": 1_725,
 }
 #: How many lines each lab after 18 may have.

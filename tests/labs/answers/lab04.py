@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import indent
+
 from lab_tools import source_of
 
 NOTEBOOK = "04_ddp.ipynb"
@@ -12,6 +14,7 @@ CELLS = {
     "4.4": "lab04-hook-answer",
     "4.5": "lab04-sync-answer",
     "4.6": "lab04-tokens-answer",
+    "4.7": "lab04-norm-answer",
 }
 # Its check takes a second.
 SLOW = {"4.1"}
@@ -816,4 +819,177 @@ RIGHT += [
 CHANGES_THAT_ARE_RIGHT = [
     ("4.6", "leaves out microbatches without tokens", "    *quiet, last = microbatches\n",
      "    *quiet, last = [m for m in microbatches if (m[1] >= 0).any()] or microbatches[:1]\n"),
+]  # fmt: skip
+
+#: A synchronized batch norm.
+_CHANGES = [
+    ("4.7", "normalizes alone", "        dist.all_reduce(sums, group=group)\n", "",
+     "You normalized with this rank's own mean and variance"),
+    ("4.7", "means of means", """\
+        rows = wide.new_tensor([len(x)])
+        sums = torch.cat([wide.sum(0), wide.square().sum(0), rows])
+        dist.all_reduce(sums, group=group)
+        count = sums[-1]
+        mean, squares = (sums[:-1] / count).chunk(2)
+        variance = squares - mean.square()
+""", """\
+        sums = torch.stack([wide.mean(0), wide.var(0, unbiased=False)])
+        dist.all_reduce(sums, group=group)
+        mean, variance = sums / dist.get_world_size(group)
+        count = wide.new_tensor(float(len(x)))
+""", "You took the mean of the ranks' means and of their variances"),
+    ("4.7", "divides by n minus 1", "variance = squares - mean.square()",
+     "variance = (squares - mean.square()) * count / (count - 1)",
+     "You divided the squared deviations by the number of rows minus 1"),
+    ("4.7", "keeps the mean of the squares", "squares - mean.square()", "squares + 0",
+     "Subtract the square of the mean"),
+    ("4.7", "forgets eps", "(variance + eps).rsqrt()", "variance.rsqrt()", "You left out eps"),
+    ("4.7", "adds eps to the deviation", "(variance + eps).rsqrt()", "1 / (variance.sqrt() + eps)",
+     "You added eps to the deviation"),
+    ("4.7", "forgets the root", "(variance + eps).rsqrt()", "1 / (variance + eps)",
+     "You divided by the variance. Divide by its root"),
+    ("4.7", "forgets weight and bias", "return weight * normal + bias", "return normal.clone()",
+     "You left out weight and bias"),
+    ("4.7", "does not subtract the mean", "(scale * (wide - mean))", "(scale * wide)",
+     "You didn't subtract the mean"),
+    ("4.7", "sums in float32", "wide = x.double()", "wide = x",
+     "a sum of squares around the mean 1000 has too few digits"),
+    ("4.7", "returns float64", "(scale * (wide - mean)).to(x.dtype)", "scale * (wide - mean)",
+     "y must have the shape and the dtype of x"),
+    ("4.7", "computes in float32", "wide = x.double()", "wide = x.float().double()",
+     "Right to six digits only"),
+    ("4.7", "three collectives", "        dist.all_reduce(sums, group=group)\n        count", """\
+        for part in sums.split([x.shape[1], x.shape[1], 1]):
+            dist.all_reduce(part, group=group)
+        count""", "forward called 3 collectives. Put all numbers into one tensor"),
+    ("4.7", "two collectives in backward", "        dist.all_reduce(sums, group=ctx.group)\n", """\
+        dist.all_reduce(sums[0], group=ctx.group)
+        dist.all_reduce(sums[1], group=ctx.group)
+""", "backward called 2 collectives"),
+    ("4.7", "reduces in the world", "all_reduce(sums, group=group)", "all_reduce(sums)",
+     "Pass group=group"),
+    ("4.7", "reduces in the world in backward", "all_reduce(sums, group=ctx.group)",
+     "all_reduce(sums)", "Pass group=group"),
+    ("4.7", "does not wait", "dist.all_reduce(sums, group=ctx.group)",
+     "dist.all_reduce(sums, group=ctx.group, async_op=True)", "You never call wait()"),
+    ("4.7", "sends everything", "        dist.all_reduce(sums, group=group)\n        count",
+     "        dist.broadcast(sums, group_src=0, group=group)\n        count", "You call broadcast"),
+    ("4.7", "goes backward alone", "        dist.all_reduce(sums, group=ctx.group)\n", "",
+     "the gradient of x"),
+    ("4.7", "takes own means in backward", "mean, product = sums / count",
+     "mean, product = own / max(1, len(grad))", "You took the means over this rank's rows"),
+    ("4.7", "takes the statistics for constants", "(grad - mean - normal * product)", "grad",
+     "The mean and the variance depend on x, too"),
+    ("4.7", "takes the variance for a constant", "(grad - mean - normal * product)",
+     "(grad - mean)", "The last term of the formula is missing"),
+    ("4.7", "takes the mean for a constant", "(grad - mean - normal * product)",
+     "(grad - normal * product)", "The mean of grad is missing"),
+    ("4.7", "forgets the weight in backward", "of_x = weight * scale", "of_x = scale",
+     "You left out the weight"),
+    ("4.7", "forgets the scale in backward", "of_x = weight * scale", "of_x = weight",
+     "You left out the factor 1 / √(variance + eps)"),
+    ("4.7", "subtracts sums", "mean, product = sums / count", "mean, product = sums",
+     "You subtracted sums"),
+    ("4.7", "divides by its own rows", "mean, product = sums / count",
+     "mean, product = sums / max(1, len(grad))", "by this rank's number of rows"),
+    ("4.7", "sums the weights' gradients", "return of_x, own[1], own[0]",
+     "return of_x, sums[1], sums[0]", "You returned the sum over all ranks' rows"),
+    ("4.7", "averages the weights' gradients", "return of_x, own[1], own[0]",
+     "return of_x, *(own / dist.get_world_size(ctx.group)).flip(0)",
+     "You divided by the number of ranks"),
+    ("4.7", "swaps weight and bias", "return of_x, own[1], own[0]", "return of_x, own[0], own[1]",
+     "in this place"),
+    ("4.7", "returns too few gradients", "own[0], None, None", "own[0]",
+     "returned an incorrect number of gradients"),
+    ("4.7", "changes its argument", "        wide = x.double()",
+     "        x -= 1\n        wide = x.double() + 1", "You changed x"),
+    ("4.7", "leaves out a batch without rows",
+     "        dist.all_reduce(sums, group=group)\n        count",
+     "        if len(x):\n            dist.all_reduce(sums, group=group)\n        count",
+     "In this trial rank"),
+    ("4.7", "leaves out backward without rows", "        dist.all_reduce(sums, group=ctx.group)\n",
+     "        if len(grad):\n            dist.all_reduce(sums, group=ctx.group)\n",
+     "In this trial rank"),
+    ("4.7", "works in place on grad", "        own = torch.stack",
+     "        grad = grad.mul_(2) / 2\n        own = torch.stack", "You changed grad"),
+    ("4.7", "subtracts its own mean first", "wide = x.double()",
+     "wide = x.double() - x.mean(0)", "y: "),
+    ("4.7", "communicates after eval()", "        if not self.training:\n", """\
+        if not self.training:
+            dist.all_reduce(self.running_mean.clone(), group=self.group)
+""", "evaluates SyncedBatchNorm, after eval()"),
+    ("4.7", "normalizes the batch after eval()", "if not self.training:", "if False:",
+     "evaluates SyncedBatchNorm, after eval()"),
+    ("4.7", "keeps a biased variance", "variance * count / (count - 1)", "variance",
+     "the running variance"),
+]  # fmt: skip
+CHANGES += _CHANGES
+_NORM = source_of(NOTEBOOK, "lab04-norm-answer")
+_KEPT = "normal, weight, scale, count = "
+WRONG += [
+    (
+        "4.7",
+        "keeps the batch in the class",
+        _NORM.replace("ctx.save_for_backward(", "SyncedNorm.kept = (").replace(
+            f"{_KEPT}ctx.saved_tensors", f"{_KEPT}SyncedNorm.kept"
+        ),
+        "The size of tensor a",
+    ),
+    (
+        "4.7",
+        "variances within the ranks",
+        _NORM.replace("wide.square()", "(wide - wide.sum(0) / max(1, len(x))).square()").replace(
+            " - mean.square()", ""
+        ),
+        "Your variance is the mean of the ranks' variances, weighted by their rows",
+    ),
+]
+_MODULE = _NORM[_NORM.index("class SyncedBatchNorm") :]
+RIGHT += [
+    ("4.7", "merges means and squared deviations", """
+        class SyncedNorm(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, weight, bias, eps, group):
+                c, n = x.shape[1], len(x)
+                own = x.new_zeros(2 * c + 1)
+                if n:
+                    own[:c] = x.mean(0)
+                    own[c : 2 * c] = (x - own[:c]).square().sum(0)
+                own[-1] = n
+                every = own.new_empty(dist.get_world_size(group), len(own))
+                dist.all_gather_into_tensor(every, own, group=group)
+                means, squares, counts = every.split([c, c, 1], dim=1)
+                count = counts.sum()
+                mean = (means * counts).sum(0) / count
+                spread = (counts * (means - mean).square()).sum(0)
+                variance = (squares.sum(0) + spread) / count
+                ctx.save_for_backward(x, weight, mean, variance, count)
+                ctx.eps, ctx.group = eps, group
+                y = weight * (x - mean) / (variance + eps).sqrt() + bias
+                ctx.mark_non_differentiable(mean, variance, count)
+                return y, mean, variance, count
+
+            @staticmethod
+            def backward(ctx, grad, *_):
+                x, weight, mean, variance, count = ctx.saved_tensors
+                scale = (variance + ctx.eps).rsqrt()
+                normal = (x - mean) * scale
+                bias_own, weight_own = grad.sum(0), (grad * normal).sum(0)
+                sums = torch.cat([bias_own, weight_own])
+                work = dist.all_reduce(sums, group=ctx.group, async_op=True)
+                work.wait()
+                first, second = (sums / count).chunk(2)
+                of_x = (grad - first - normal * second) * scale * weight
+                return of_x, weight_own, bias_own, None, None
+""" + "\n\n" + indent(_MODULE, 8 * " ")),
+]  # fmt: skip
+CHANGES_THAT_ARE_RIGHT += [
+    ("4.7", "a list of parts", "        dist.all_reduce(sums, group=group)\n", """\
+        parts = [sums.clone() for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, sums, group=group)
+        sums = sum(parts)
+"""),
+    ("4.7", "sums in float64 in backward, too",
+     "own = torch.stack([grad.sum(0), (grad * normal).sum(0)])",
+     "wide = grad.double()\n        own = torch.stack([wide.sum(0), (wide * normal).sum(0)])"),
 ]  # fmt: skip

@@ -23,6 +23,7 @@ from .accumulation import accumulate as accumulate
 from .accumulation import accumulate_tokens as accumulate_tokens
 from .buckets import assign_buckets as assign_buckets
 from .hooks import fp16_hook as fp16_hook
+from .norms import synced_norm as synced_norm
 from .overlap import hidden_share as hidden_share
 from .probes import (
     MINIBATCHES,

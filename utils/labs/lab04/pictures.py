@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from statistics import fmean, pstdev
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -245,6 +246,43 @@ def token_weights(lengths: Sequence[Sequence[int]], padded: int) -> Figure:
     said = f"Sentences padded to {padded} positions. In the mean of means, " + "; ".join(words)
     bottom = -1.3 * (len(rows) - 1) - 0.6
     return frame(axes, (-6.2, padded + 6.2), (bottom, 0.7), f"{said}.")
+
+
+def normalized(values: Sequence[float], parts: int) -> Figure:
+    """Draw where a batch norm puts the values of a batch: as a whole, and in equal parts.
+
+    Args:
+        values: a batch with one channel.
+        parts: how many ranks share it, in equal parts of neighbors.
+    """
+    share = len(values) // parts
+    whole = _normal(values)
+    alone = [z for k in range(parts) for z in _normal(values[k * share : (k + 1) * share])]
+    figure, axes = chart(9, 2.4)
+    said = []
+    for y, (name, places) in enumerate((("each rank alone", alone), ("one process", whole))):
+        axes.axhline(y, color=GREY, linewidth=1)
+        met: dict[float, list[str]] = {}
+        for k, (value, z) in enumerate(zip(values, places, strict=True)):
+            met.setdefault(round(z, 6), []).append(f"{value:g}")
+            size = 15 - 5 * (len(met[round(z, 6)]) - 1)  # a mark on another one is smaller
+            axes.plot(z, y, "o", markersize=size, color=rank_color(k // share))
+        for z, names in met.items():
+            axes.text(z, y + 0.24, " and ".join(names), ha="center", va="bottom")
+            said.append(f"{name}: {' and '.join(names)} at {z:.2f}")
+    keyed = {f"rank {k}": rank_color(k) for k in range(parts)}
+    axes.legend(handles=keys(keyed), loc="center left", bbox_to_anchor=(1.0, 0.5))
+    name_rows(axes, ["each rank alone", "one process"])
+    axes.margins(x=0.12)
+    axes.set(ylim=(-0.4, 1.7), xlabel="normalized value")
+    axes.set_title(f"{len(values)} samples after a batch norm")
+    return finish(figure, "; ".join(said) + ".")
+
+
+def _normal(values: Sequence[float]) -> list[float]:
+    """Return the values with the mean 0 and the variance 1."""
+    mean, deviation = fmean(values), pstdev(values)
+    return [(value - mean) / deviation for value in values]
 
 
 def hook_path() -> Figure:

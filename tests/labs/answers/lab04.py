@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import indent
+
 from lab_tools import source_of
 
 NOTEBOOK = "04_ddp.ipynb"
@@ -11,6 +13,8 @@ CELLS = {
     "4.3": "lab04-share-answer",
     "4.4": "lab04-hook-answer",
     "4.5": "lab04-sync-answer",
+    "4.6": "lab04-tokens-answer",
+    "4.7": "lab04-norm-answer",
 }
 # Its check takes a second.
 SLOW = {"4.1"}
@@ -597,3 +601,395 @@ _CHANGES = [
 ]  # fmt: skip
 WRONG += [(task, what, code, words) for task, what, code, new, words in _CHANGES if new is None]
 CHANGES += [change for change in _CHANGES if change[3] is not None]
+
+#: A mean over tokens.
+_SUM = 'cross_entropy(scores, targets.flatten(), reduction="sum")'
+_MEANS = """
+        def accumulate_tokens(model, microbatches, group=None):
+            def loss(inputs, targets):
+                return cross_entropy(model(inputs).flatten(0, 1), targets.flatten()) / k
+
+            k = len(microbatches)
+            with model.no_sync():
+                for microbatch in microbatches[:-1]:
+                    loss(*microbatch).backward()
+            loss(*microbatches[-1]).backward()
+        """
+_CHANGES = [
+    ("4.6", "means of microbatches", _MEANS, None,
+     "mean of the microbatches' means"),
+    ("4.6", "means of microbatches that aren't empty", _MEANS.replace(
+        "targets.flatten()) / k", "targets.flatten(), reduction='sum') / k\\\n"
+        "                    / max(1, (targets >= 0).sum().item())"), None,
+     "mean of the microbatches' means"),
+    ("4.6", "counts on its own rank", "    dist.all_reduce(count, group=group)\n", "",
+     "Sum the number of tokens over the group"),
+    ("4.6", "forgets that DDP divides", "dist.get_world_size(group) / max", "1 / max",
+     "DDP divides by the 4 ranks, so multiply each loss by 4"),
+    ("4.6", "counts padding, too", "(targets != -100).sum().item()", "targets.numel()",
+     "You counted padded positions, too"),
+    ("4.6", "does not divide", "max(1, count.item())", "1", "This is the sum over the tokens"),
+    ("4.6", "divides by the ranks only", "(weight * loss)", "loss",
+     "You divided by the number of ranks only"),
+    ("4.6", "masks by hand", """
+        def accumulate_tokens(model, microbatches, group=None):
+            def backward(inputs, targets):
+                losses = cross_entropy(
+                    model(inputs).transpose(1, 2), targets.clamp(min=0), reduction="none")
+                counts = (targets >= 0).float()
+                ((losses * counts).sum() / counts.sum() / len(microbatches)).backward()
+            with model.no_sync():
+                for microbatch in microbatches[:-1]:
+                    backward(*microbatch)
+            backward(*microbatches[-1])
+        """, None, "A microbatch without tokens has the mean 0 / 0"),
+    ("4.6", "masks by hand and divides 0 by 0", """
+        def accumulate_tokens(model, microbatches, group=None):
+            count = sum((targets >= 0).sum() for _, targets in microbatches)
+            dist.all_reduce(count, group=group)
+            def backward(inputs, targets):
+                losses = cross_entropy(
+                    model(inputs).transpose(1, 2), targets.clamp(min=0), reduction="none")
+                kept = losses * (targets >= 0)
+                (kept.sum() / count * dist.get_world_size(group)).backward()
+            with model.no_sync():
+                for microbatch in microbatches[:-1]:
+                    backward(*microbatch)
+            backward(*microbatches[-1])
+        """, None, "Divide by at least 1"),
+    ("4.6", "fails without tokens", "max(1, count.item())", "count.item()",
+     "It still needs a forward and a backward"),
+    ("4.6", "returns early without tokens", "    *quiet, last = microbatches\n",
+     "    if own == 0:\n        return\n    *quiet, last = microbatches\n",
+     "It still needs a forward and a backward"),
+    ("4.6", "counts in the world", "all_reduce(count, group=group)", "all_reduce(count)",
+     "Pass group=group"),
+    ("4.6", "takes the size of the world", "get_world_size(group)", "get_world_size()",
+     "Every gradient is"),
+    ("4.6", "one all_reduce for each microbatch", """\
+    count = torch.tensor(own)
+    dist.all_reduce(count, group=group)
+""", """\
+    count = torch.tensor(0)
+    for _, targets in microbatches:
+        part = (targets >= 0).sum()
+        dist.all_reduce(part, group=group)
+        count += part
+""", "You call all_reduce 3 times before the first backward"),
+    ("4.6", "reduces the numbers of all microbatches", """\
+    count = torch.tensor(own)
+    dist.all_reduce(count, group=group)
+""", """\
+    count = torch.tensor([(targets >= 0).sum() for _, targets in microbatches])
+    dist.all_reduce(count, group=group)
+    count = count.sum()
+""", "You reduce 24 bytes before the first backward"),
+    ("4.6", "gathers the numbers", "    dist.all_reduce(count, group=group)\n", """\
+    every = [count.clone() for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, count, group=group)
+    count = sum(every)
+""", "You call all_gather. Use only all_reduce here"),
+    ("4.6", "scales at the end", """
+        def accumulate_tokens(model, microbatches, group=None):
+            def backward(inputs, targets):
+                scores = model(inputs).flatten(0, 1)
+                cross_entropy(scores, targets.flatten(), reduction="sum").backward()
+
+            with model.no_sync():
+                for microbatch in microbatches[:-1]:
+                    backward(*microbatch)
+            backward(*microbatches[-1])
+            count = sum((targets >= 0).sum() for _, targets in microbatches)
+            dist.all_reduce(count, group=group)
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad *= dist.get_world_size(group) / max(1, count.item())
+        """, None, "You sum the number of tokens after the first backward"),
+    ("4.6", "communicates every time", "with model.no_sync():", "if True:",
+     "The ranks communicated the gradients' bytes 3 times"),
+    ("4.6", "never communicates", "    backward(*last)",
+     "    with model.no_sync():\n        backward(*last)",
+     "The gradients are this rank's own"),
+    ("4.6", "leaves out the last one", "    backward(*last)", "    last",
+     "The last microbatch is missing"),
+    ("4.6", "goes backward once", """
+        def accumulate_tokens(model, microbatches, group=None):
+            count = sum((targets >= 0).sum() for _, targets in microbatches)
+            dist.all_reduce(count, group=group)
+            weight = dist.get_world_size(group) / max(1, count.item())
+            def loss(inputs, targets):
+                scores = model(inputs).flatten(0, 1)
+                return weight * cross_entropy(scores, targets.flatten(), reduction="sum")
+            with model.no_sync():
+                quiet = sum(loss(*microbatch) for microbatch in microbatches[:-1])
+            (quiet + loss(*microbatches[-1])).backward()
+        """, None, "so the forwards keep memory that you want to save"),
+    ("4.6", "goes without DDP", "model(inputs)", "model.module(inputs)",
+     "The gradients are this rank's own"),
+    ("4.6", "sums the number twice", "    backward(*last)",
+     "    backward(*last)\n    dist.all_reduce(count, group=group)",
+     "You call all_reduce again after the first backward"),
+    ("4.6", "takes a step", "    backward(*last)",
+     "    backward(*last)\n    torch.optim.SGD(model.parameters(), lr=0.1).step()",
+     "You changed the weights"),
+    ("4.6", "switches to eval", "    *quiet, last", "    model.eval()\n    *quiet, last",
+     "You switched the model to another mode"),
+    ("4.6", "leaves the model quiet", "    backward(*last)",
+     "    backward(*last)\n    model.require_backward_grad_sync = False",
+     "After the call, the model still doesn't communicate"),
+    ("4.6", "knows the last one by identity", """\
+    *quiet, last = microbatches
+    with model.no_sync():
+        for microbatch in quiet:
+            backward(*microbatch)
+    backward(*last)
+""", """\
+    for microbatch in microbatches:
+        model.require_backward_grad_sync = microbatch is microbatches[-1]
+        backward(*microbatch)
+""", "The ranks communicated the gradients' bytes 2 times"),
+    ("4.6", "keeps the count of the first call",
+     "sum((targets != -100).sum().item() for _, targets in microbatches)",
+     "sum((targets != -100).sum().item() for _, targets in microbatches)\n"
+     "    own = accumulate_tokens.__dict__.setdefault('own', own)", "Every gradient is"),
+    ("4.6", "changes the targets", "    backward(*last)",
+     "    backward(*last)\n    last[1].fill_(0)",
+     "accumulate_tokens changed its argument microbatches"),
+]  # fmt: skip
+WRONG += [(task, what, code, words) for task, what, code, new, words in _CHANGES if new is None]
+CHANGES += [change for change in _CHANGES if change[3] is not None]
+RIGHT += [
+    (
+        "4.6",
+        "asynchronous, and transposed scores",
+        """
+        def accumulate_tokens(model, microbatches, group=None):
+            count = torch.zeros((), dtype=torch.int64)
+            for _, targets in microbatches:
+                count += targets.ge(0).sum()
+            work = dist.all_reduce(count, group=group, async_op=True)
+            weight = None
+            for left, (inputs, targets) in zip(reversed(range(len(microbatches))), microbatches):
+                model.require_backward_grad_sync = not left
+                scores = model(inputs).transpose(1, 2)
+                if weight is None:
+                    work.wait()
+                    weight = dist.get_world_size(group) / count.clamp(min=1)
+                loss = cross_entropy(scores, targets, reduction="none").sum()
+                (loss * weight).backward()
+        """,
+    ),
+    (
+        "4.6",
+        "weighted means",
+        """
+        import contextlib
+        def accumulate_tokens(model, microbatches, group=None):
+            counts = [int((targets != -100).sum()) for _, targets in microbatches]
+            count = torch.tensor([float(sum(counts))])
+            dist.all_reduce(count, group=group)
+            p = group.size() if group else dist.get_world_size()
+            for j, (inputs, targets) in enumerate(microbatches):
+                with contextlib.nullcontext() if j == len(counts) - 1 else model.no_sync():
+                    scores = model(inputs)
+                    loss = cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum")
+                    mean = loss / max(1, counts[j])
+                    mean.backward(mean.new_tensor(p * counts[j] / max(1.0, count.item())))
+        """,
+    ),
+    (
+        "4.6",
+        "masked by hand",
+        """
+        def accumulate_tokens(model, microbatches, group=None):
+            count = sum((targets >= 0).sum() for _, targets in microbatches)
+            dist.all_reduce(count, group=model.process_group)
+            weight = dist.get_world_size(model.process_group) / max(1, int(count))
+            def backward(inputs, targets):
+                logs = model(inputs).log_softmax(-1)
+                chosen = logs.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+                (-weight * chosen.where(targets >= 0, 0.0).sum()).backward()
+            with model.no_sync():
+                for microbatch in microbatches[:-1]:
+                    backward(*microbatch)
+            backward(*microbatches[-1])
+        """,
+    ),
+]
+CHANGES_THAT_ARE_RIGHT = [
+    ("4.6", "leaves out microbatches without tokens", "    *quiet, last = microbatches\n",
+     "    *quiet, last = [m for m in microbatches if (m[1] >= 0).any()] or microbatches[:1]\n"),
+]  # fmt: skip
+
+#: A synchronized batch norm.
+_CHANGES = [
+    ("4.7", "normalizes alone", "        dist.all_reduce(sums, group=group)\n", "",
+     "You normalized with this rank's own mean and variance"),
+    ("4.7", "means of means", """\
+        rows = wide.new_tensor([len(x)])
+        sums = torch.cat([wide.sum(0), wide.square().sum(0), rows])
+        dist.all_reduce(sums, group=group)
+        count = sums[-1]
+        mean, squares = (sums[:-1] / count).chunk(2)
+        variance = squares - mean.square()
+""", """\
+        sums = torch.stack([wide.mean(0), wide.var(0, unbiased=False)])
+        dist.all_reduce(sums, group=group)
+        mean, variance = sums / dist.get_world_size(group)
+        count = wide.new_tensor(float(len(x)))
+""", "You took the mean of the ranks' means and of their variances"),
+    ("4.7", "divides by n minus 1", "variance = squares - mean.square()",
+     "variance = (squares - mean.square()) * count / (count - 1)",
+     "You divided the squared deviations by the number of rows minus 1"),
+    ("4.7", "keeps the mean of the squares", "squares - mean.square()", "squares + 0",
+     "Subtract the square of the mean"),
+    ("4.7", "forgets eps", "(variance + eps).rsqrt()", "variance.rsqrt()", "You left out eps"),
+    ("4.7", "adds eps to the deviation", "(variance + eps).rsqrt()", "1 / (variance.sqrt() + eps)",
+     "You added eps to the deviation"),
+    ("4.7", "forgets the root", "(variance + eps).rsqrt()", "1 / (variance + eps)",
+     "You divided by the variance. Divide by its root"),
+    ("4.7", "forgets weight and bias", "return weight * normal + bias", "return normal.clone()",
+     "You left out weight and bias"),
+    ("4.7", "does not subtract the mean", "(scale * (wide - mean))", "(scale * wide)",
+     "You didn't subtract the mean"),
+    ("4.7", "sums in float32", "wide = x.double()", "wide = x",
+     "a sum of squares around the mean 1000 has too few digits"),
+    ("4.7", "returns float64", "(scale * (wide - mean)).to(x.dtype)", "scale * (wide - mean)",
+     "y must have the shape and the dtype of x"),
+    ("4.7", "computes in float32", "wide = x.double()", "wide = x.float().double()",
+     "Right to six digits only"),
+    ("4.7", "three collectives", "        dist.all_reduce(sums, group=group)\n        count", """\
+        for part in sums.split([x.shape[1], x.shape[1], 1]):
+            dist.all_reduce(part, group=group)
+        count""", "forward called 3 collectives. Put all numbers into one tensor"),
+    ("4.7", "two collectives in backward", "        dist.all_reduce(sums, group=ctx.group)\n", """\
+        dist.all_reduce(sums[0], group=ctx.group)
+        dist.all_reduce(sums[1], group=ctx.group)
+""", "backward called 2 collectives"),
+    ("4.7", "reduces in the world", "all_reduce(sums, group=group)", "all_reduce(sums)",
+     "Pass group=group"),
+    ("4.7", "reduces in the world in backward", "all_reduce(sums, group=ctx.group)",
+     "all_reduce(sums)", "Pass group=group"),
+    ("4.7", "does not wait", "dist.all_reduce(sums, group=ctx.group)",
+     "dist.all_reduce(sums, group=ctx.group, async_op=True)", "You never call wait()"),
+    ("4.7", "sends everything", "        dist.all_reduce(sums, group=group)\n        count",
+     "        dist.broadcast(sums, group_src=0, group=group)\n        count", "You call broadcast"),
+    ("4.7", "goes backward alone", "        dist.all_reduce(sums, group=ctx.group)\n", "",
+     "the gradient of x"),
+    ("4.7", "takes own means in backward", "mean, product = sums / count",
+     "mean, product = own / max(1, len(grad))", "You took the means over this rank's rows"),
+    ("4.7", "takes the statistics for constants", "(grad - mean - normal * product)", "grad",
+     "The mean and the variance depend on x, too"),
+    ("4.7", "takes the variance for a constant", "(grad - mean - normal * product)",
+     "(grad - mean)", "The last term of the formula is missing"),
+    ("4.7", "takes the mean for a constant", "(grad - mean - normal * product)",
+     "(grad - normal * product)", "The mean of grad is missing"),
+    ("4.7", "forgets the weight in backward", "of_x = weight * scale", "of_x = scale",
+     "You left out the weight"),
+    ("4.7", "forgets the scale in backward", "of_x = weight * scale", "of_x = weight",
+     "You left out the factor 1 / √(variance + eps)"),
+    ("4.7", "subtracts sums", "mean, product = sums / count", "mean, product = sums",
+     "You subtracted sums"),
+    ("4.7", "divides by its own rows", "mean, product = sums / count",
+     "mean, product = sums / max(1, len(grad))", "by this rank's number of rows"),
+    ("4.7", "sums the weights' gradients", "return of_x, own[1], own[0]",
+     "return of_x, sums[1], sums[0]", "You returned the sum over all ranks' rows"),
+    ("4.7", "averages the weights' gradients", "return of_x, own[1], own[0]",
+     "return of_x, *(own / dist.get_world_size(ctx.group)).flip(0)",
+     "You divided by the number of ranks"),
+    ("4.7", "swaps weight and bias", "return of_x, own[1], own[0]", "return of_x, own[0], own[1]",
+     "in this place"),
+    ("4.7", "returns too few gradients", "own[0], None, None", "own[0]",
+     "returned an incorrect number of gradients"),
+    ("4.7", "changes its argument", "        wide = x.double()",
+     "        x -= 1\n        wide = x.double() + 1", "You changed x"),
+    ("4.7", "leaves out a batch without rows",
+     "        dist.all_reduce(sums, group=group)\n        count",
+     "        if len(x):\n            dist.all_reduce(sums, group=group)\n        count",
+     "In this trial rank"),
+    ("4.7", "leaves out backward without rows", "        dist.all_reduce(sums, group=ctx.group)\n",
+     "        if len(grad):\n            dist.all_reduce(sums, group=ctx.group)\n",
+     "In this trial rank"),
+    ("4.7", "works in place on grad", "        own = torch.stack",
+     "        grad = grad.mul_(2) / 2\n        own = torch.stack", "You changed grad"),
+    ("4.7", "subtracts its own mean first", "wide = x.double()",
+     "wide = x.double() - x.mean(0)", "y: "),
+    ("4.7", "communicates after eval()", "        if not self.training:\n", """\
+        if not self.training:
+            dist.all_reduce(self.running_mean.clone(), group=self.group)
+""", "evaluates SyncedBatchNorm, after eval()"),
+    ("4.7", "normalizes the batch after eval()", "if not self.training:", "if False:",
+     "evaluates SyncedBatchNorm, after eval()"),
+    ("4.7", "keeps a biased variance", "variance * count / (count - 1)", "variance",
+     "the running variance"),
+]  # fmt: skip
+CHANGES += _CHANGES
+_NORM = source_of(NOTEBOOK, "lab04-norm-answer")
+_KEPT = "normal, weight, scale, count = "
+WRONG += [
+    (
+        "4.7",
+        "keeps the batch in the class",
+        _NORM.replace("ctx.save_for_backward(", "SyncedNorm.kept = (").replace(
+            f"{_KEPT}ctx.saved_tensors", f"{_KEPT}SyncedNorm.kept"
+        ),
+        "The size of tensor a",
+    ),
+    (
+        "4.7",
+        "variances within the ranks",
+        _NORM.replace("wide.square()", "(wide - wide.sum(0) / max(1, len(x))).square()").replace(
+            " - mean.square()", ""
+        ),
+        "Your variance is the mean of the ranks' variances, weighted by their rows",
+    ),
+]
+_MODULE = _NORM[_NORM.index("class SyncedBatchNorm") :]
+RIGHT += [
+    ("4.7", "merges means and squared deviations", """
+        class SyncedNorm(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, weight, bias, eps, group):
+                c, n = x.shape[1], len(x)
+                own = x.new_zeros(2 * c + 1)
+                if n:
+                    own[:c] = x.mean(0)
+                    own[c : 2 * c] = (x - own[:c]).square().sum(0)
+                own[-1] = n
+                every = own.new_empty(dist.get_world_size(group), len(own))
+                dist.all_gather_into_tensor(every, own, group=group)
+                means, squares, counts = every.split([c, c, 1], dim=1)
+                count = counts.sum()
+                mean = (means * counts).sum(0) / count
+                spread = (counts * (means - mean).square()).sum(0)
+                variance = (squares.sum(0) + spread) / count
+                ctx.save_for_backward(x, weight, mean, variance, count)
+                ctx.eps, ctx.group = eps, group
+                y = weight * (x - mean) / (variance + eps).sqrt() + bias
+                ctx.mark_non_differentiable(mean, variance, count)
+                return y, mean, variance, count
+
+            @staticmethod
+            def backward(ctx, grad, *_):
+                x, weight, mean, variance, count = ctx.saved_tensors
+                scale = (variance + ctx.eps).rsqrt()
+                normal = (x - mean) * scale
+                bias_own, weight_own = grad.sum(0), (grad * normal).sum(0)
+                sums = torch.cat([bias_own, weight_own])
+                work = dist.all_reduce(sums, group=ctx.group, async_op=True)
+                work.wait()
+                first, second = (sums / count).chunk(2)
+                of_x = (grad - first - normal * second) * scale * weight
+                return of_x, weight_own, bias_own, None, None
+""" + "\n\n" + indent(_MODULE, 8 * " ")),
+]  # fmt: skip
+CHANGES_THAT_ARE_RIGHT += [
+    ("4.7", "a list of parts", "        dist.all_reduce(sums, group=group)\n", """\
+        parts = [sums.clone() for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, sums, group=group)
+        sums = sum(parts)
+"""),
+    ("4.7", "sums in float64 in backward, too",
+     "own = torch.stack([grad.sum(0), (grad * normal).sum(0)])",
+     "wide = grad.double()\n        own = torch.stack([wide.sum(0), (wide * normal).sum(0)])"),
+]  # fmt: skip

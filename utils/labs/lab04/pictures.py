@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from statistics import fmean, pstdev
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,6 +24,7 @@ from utils.figures import (
     PAPER,
     UPDATE,
     WAITING_LOOK,
+    rank_color,
     tint,
 )
 from utils.figures.charts import chart, finish, keys, name_rows, panels
@@ -219,6 +221,68 @@ def accumulation(k: int = 3) -> Figure:
         "microbatch. With no_sync, it makes a single all_reduce, after the last microbatch."
     )
     return frame(axes, (-3.8, 4.6 * k + 1.7), (-2.5, 0.7), words, equal=True)
+
+
+def token_weights(lengths: Sequence[Sequence[int]], padded: int) -> Figure:
+    """Draw what a token of each microbatch counts for in the mean of means.
+
+    Args:
+        lengths: for each rank the number of tokens in each of its microbatches, one sentence each.
+        padded: to how many positions a sentence is padded.
+    """
+    rows = [(r, j, n) for r, of_rank in enumerate(lengths) for j, n in enumerate(of_rank)]
+    total = sum(n for _, _, n in rows)
+    _, axes = canvas(10, 0.5 + 0.55 * len(rows))
+    words = []
+    for row, (r, j, n) in enumerate(rows):
+        y = -1.3 * row
+        axes.text(-0.8, y, f"rank {r}, microbatch {j}", ha="right", va="center")
+        for k in range(padded):
+            look = {"height": 0.8, "linewidth": 0.8}
+            cell(axes, k - 0.45, y, 0.9, tint(rank_color(r), 0.5) if k < n else PAPER, "", **look)
+        times = total / len(rows) / n
+        axes.text(padded, y, f"each token counts {times:.2f} times", va="center")
+        words.append(f"rank {r}, microbatch {j}: {n} tokens, each counts {times:.2f} times")
+    said = f"Sentences padded to {padded} positions. In the mean of means, " + "; ".join(words)
+    bottom = -1.3 * (len(rows) - 1) - 0.6
+    return frame(axes, (-6.2, padded + 6.2), (bottom, 0.7), f"{said}.")
+
+
+def normalized(values: Sequence[float], parts: int) -> Figure:
+    """Draw where a batch norm puts the values of a batch: as a whole, and in equal parts.
+
+    Args:
+        values: a batch with one channel.
+        parts: how many ranks share it, in equal parts of neighbors.
+    """
+    share = len(values) // parts
+    whole = _normal(values)
+    alone = [z for k in range(parts) for z in _normal(values[k * share : (k + 1) * share])]
+    figure, axes = chart(9, 2.4)
+    said = []
+    for y, (name, places) in enumerate((("each rank alone", alone), ("one process", whole))):
+        axes.axhline(y, color=GREY, linewidth=1)
+        met: dict[float, list[str]] = {}
+        for k, (value, z) in enumerate(zip(values, places, strict=True)):
+            met.setdefault(round(z, 6), []).append(f"{value:g}")
+            size = 15 - 5 * (len(met[round(z, 6)]) - 1)  # a mark on another one is smaller
+            axes.plot(z, y, "o", markersize=size, color=rank_color(k // share))
+        for z, names in met.items():
+            axes.text(z, y + 0.24, " and ".join(names), ha="center", va="bottom")
+            said.append(f"{name}: {' and '.join(names)} at {z:.2f}")
+    keyed = {f"rank {k}": rank_color(k) for k in range(parts)}
+    axes.legend(handles=keys(keyed), loc="center left", bbox_to_anchor=(1.0, 0.5))
+    name_rows(axes, ["each rank alone", "one process"])
+    axes.margins(x=0.12)
+    axes.set(ylim=(-0.4, 1.7), xlabel="normalized value")
+    axes.set_title(f"{len(values)} samples after a batch norm")
+    return finish(figure, "; ".join(said) + ".")
+
+
+def _normal(values: Sequence[float]) -> list[float]:
+    """Return the values with the mean 0 and the variance 1."""
+    mean, deviation = fmean(values), pstdev(values)
+    return [(value - mean) / deviation for value in values]
 
 
 def hook_path() -> Figure:

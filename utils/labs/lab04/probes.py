@@ -95,11 +95,7 @@ def probe_accumulate(
     answers = []
     model = DistributedDataParallel(small_models.net(seed), process_group=named.get("group"))
     before = small_models.weights_of(model)
-    passes = []
-    called = noted_calls(model)
-    model.module.register_forward_pre_hook(lambda *_: passes.append("forward"))
-    first = next(model.parameters())
-    first.register_post_accumulate_grad_hook(lambda _: passes.append("backward"))
+    passes, called = noted_passes(model), noted_calls(model)
     for k in ks:
         model.zero_grad()
         called.clear()
@@ -145,6 +141,15 @@ def noted_calls(model: DistributedDataParallel) -> list[bool]:
 
     model.forward = call
     return calls
+
+
+def noted_passes(model: DistributedDataParallel) -> list[str]:
+    """Return a list to which each forward and each backward of the model is appended."""
+    passes: list[str] = []
+    model.module.register_forward_pre_hook(lambda *_: passes.append("forward"))
+    first = next(model.parameters())
+    first.register_post_accumulate_grad_hook(lambda _: passes.append("backward"))
+    return passes
 
 
 # -- buckets ---------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ CELLS = {
     "10.6": "lab10-run-answer",
     "10.7": "lab10-dream-answer",
     "10.8": "lab10-zero-answer",
+    "10.9": "lab10-graph-answer",
 }
 BEFORE = "\n".join(source_of(NOTEBOOK, cell) for cell in ("ranks-join", "run-define"))
 NAIVE, RUN, DREAM, PLAN, COUNT = "10.1", "10.6", "10.7", "10.3", "10.4"
@@ -1399,5 +1400,116 @@ def zero_bubble(p, m):
         ends |= dict.fromkeys(begun, now)
     return schedule
 """,
+    ),
+]
+
+GRAPH = "10.9"
+CHANGES += [
+    (GRAPH, "messages cost nothing", "sizes[one] / bandwidth", "0", "You charged no messages"),
+    (
+        GRAPH,
+        "a rank runs several operators at once",
+        "begin = free.get(here, 0)",
+        "begin = 0",
+        "several operators at once",
+    ),
+    (
+        GRAPH,
+        "the operator's bytes instead of its input's",
+        "sizes[one] / bandwidth",
+        "sizes[name] / bandwidth",
+        "expected",
+    ),
+    (
+        GRAPH,
+        "multiplies by the bandwidth",
+        "sizes[one] / bandwidth",
+        "sizes[one] * bandwidth",
+        "expected",
+    ),
+    (
+        GRAPH,
+        "charges a message on one rank, too",
+        "0 if at[one] == here else sizes[one]",
+        "sizes[one]",
+        "expected",
+    ),
+    (
+        GRAPH,
+        "waits for the last input only",
+        "for one in inputs:\n            late",
+        "for one in inputs[-1:]:\n            late",
+        "expected",
+    ),
+    (
+        GRAPH,
+        "messages come one after the other",
+        "begin = max(begin, ends[one] + late)",
+        "begin = max(begin, ends[one]) + late",
+        "expected",
+    ),
+    (
+        GRAPH,
+        "the end of the last operator of the list",
+        "return max(ends.values())",
+        "return ends[graph[-1][0]]",
+        "Another one ends later",
+    ),
+    (
+        GRAPH,
+        "the sum of all",
+        "return max(ends.values())",
+        "return sum(operator[1] for operator in graph)",
+        "You added up all operators",
+    ),
+    (
+        GRAPH,
+        "greedy for small graphs, too",
+        "if len(graph) <= 8:",
+        "if len(graph) <= 1:",
+        "The best of all",
+    ),
+    (
+        GRAPH,
+        "only two ranks",
+        "itertools.product(range(ranks)",
+        "itertools.product(range(2)",
+        "Ranks go from 0",
+    ),
+    (
+        GRAPH,
+        "ignores messages when it places",
+        "places: finish(graph, places, bandwidth))",
+        "places: finish(graph, places, 1e30))",
+        "The best of all",
+    ),
+    (
+        GRAPH,
+        "in turn",
+        "        chosen = tried.index(min(tried))\n",
+        "        chosen = len(places) % ranks\n",
+        "in turn where it ends first",
+    ),
+    (
+        GRAPH,
+        "greedy by begin",
+        "            tried.append(begin + seconds)\n",
+        "            tried.append(free[rank] + seconds)\n",
+        "in turn where it ends first",
+    ),
+]
+CHANGES_THAT_ARE_RIGHT += [
+    (
+        GRAPH,
+        "the last of the best placements",
+        "return list(min(every,",
+        "return list(min([*every][::-1],",
+    ),
+    (GRAPH, "a range of nine", "if len(graph) <= 8:", "if len(graph) <= 9:"),
+    (
+        GRAPH,
+        "by the key of a minimum",
+        "chosen = tried.index(min(tried))",
+        "chosen = min(range(ranks), key=tried.__getitem__)",
     ),
 ]

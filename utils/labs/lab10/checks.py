@@ -32,6 +32,7 @@ from utils.labs.shared.schedules import (
 )
 from utils.labs.shared.schedules import look_at as look_at
 
+from .graphs import graph_placement as graph_placement
 from .pipelines import execute as execute
 from .pipelines import explained
 from .pipelines import train_naively as train_naively

@@ -16,7 +16,9 @@ from utils.figures import (
     BACKWARD,
     COMMUNICATING,
     FORWARD,
+    GREEN,
     INK,
+    ORANGE,
     PAPER,
     SKY,
     UPDATE,
@@ -31,6 +33,8 @@ from utils.labs.shared.schedules import one_f_one_b as one_f_one_b
 from utils.labs.shared.schedules import parse as parse
 from utils.labs.shared.schedules import planned as planned
 from utils.labs.shared.schedules import zero_bubble as zero_bubble
+
+from . import graphs
 
 Span = tuple[int, str, int, float, float]
 
@@ -197,3 +201,29 @@ def bars(shares: Mapping[str, float]) -> Figure:
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.1)
     return finish(figure)
+
+
+def graph(places: Sequence[int], bandwidth: float) -> Figure:
+    """Draw when each operator of the two towers runs, with a lane for each rank."""
+    planned_spans = {span[0]: span for span in graphs.spans(graphs.TOWERS, places, bandwidth)}
+    figure, axes = chart(9, 2.6)
+    colors = {"patches": SKY, "vision": SKY, "tokens": ORANGE, "text": ORANGE}
+    for name, (_, rank, begin, end) in planned_spans.items():
+        color = colors.get(name.split()[0], GREEN)
+        axes.barh(rank, end - begin, left=begin, height=0.6, color=color, edgecolor=INK)
+        axes.text((begin + end) / 2, rank, name.replace(" ", "\n"), ha="center", va="center")
+    for name, _, _, inputs in graphs.TOWERS:
+        for one in inputs:
+            (_, there, _, end), (_, here, begin, _) = planned_spans[one], planned_spans[name]
+            if there != here:
+                shape = {"arrowstyle": "->", "color": COMMUNICATING}
+                axes.annotate("", (begin, here), (end, there), arrowprops=shape)
+    axes.set_yticks(range(max(places) + 1), [f"rank {r}" for r in range(max(places) + 1)])
+    axes.invert_yaxis()
+    last = max(span[3] for span in planned_spans.values())
+    axes.set(xlabel="time [s]", xlim=(0, last), title=f"Two towers: done after {last:g} s")
+    words = "; ".join(
+        f"{name} on rank {rank} from {begin:g} to {end:g} s"
+        for name, rank, begin, end in planned_spans.values()
+    )
+    return finish(figure, f"Two towers and their join: {words}.")

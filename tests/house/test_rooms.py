@@ -48,8 +48,8 @@ FUNCTION_LINES = 60
 #: what a user gains, and what could not go for it.
 SUMS = {
     "platform": 44_430,  # utils without labs, tests left out
-    "labs": 36_560,  # labs 00 to 18
-    "tests": 59_720,
+    "labs": 36_570,  # labs 00 to 18
+    "tests": 59_730,
     "benchmarks": 1_725,
 }
 #: How many lines each lab after 18 may have.

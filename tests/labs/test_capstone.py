@@ -304,6 +304,10 @@ def test_the_best_is_on_top_and_a_name_stands_there_once(three: Path):
     rankings.enter(Entry("fast", accuracy=0.7, exceeded=("accuracy",)), three)
     names = [entry.name for entry in rankings.Scoreboard.read(three).entries]
     assert names == ["slow", "fast", "raised"]
+    through_files = Entry("files", accuracy=0.9, seconds=1.0, curve=((1.0, 0.9),), slow_bytes=172)
+    assert through_files.verdict == "within budget, with hardly a byte between the nodes: " + (
+        "how do they agree?"
+    )
     assert "slow" in repr(rankings.Scoreboard.read(three))
     assert "<table>" in rankings.Scoreboard.read(three)._repr_html_()
 

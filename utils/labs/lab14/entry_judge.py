@@ -24,6 +24,12 @@ from .rules import RANKS, SIZES, TEST, Rules, is_slow
 TITLE = "your entry"
 
 
+#: A model has 203,560 bytes. If fewer than these cross between the nodes in a whole run, the nodes
+#: hardly train together, or they exchange data in a way that the harness doesn't see.
+FEW = 10_000
+ODD = ", with hardly a byte between the nodes: how do they agree?"
+
+
 @dataclass(frozen=True)
 class Entry:
     """A line of the scoreboard.
@@ -81,7 +87,9 @@ class Entry:
         """Return the text of the scoreboard's last column."""
         if self.problem:
             return self.problem
-        return "within budget" if self.within else "missed: " + ", ".join(self.exceeded)
+        if not self.within:
+            return "missed: " + ", ".join(self.exceeded)
+        return f"within budget{ODD if self.slow_bytes < FEW else ''}"
 
     def as_verdict(self) -> Verdict:
         """Return the entry as a check's verdict on task 14.1."""

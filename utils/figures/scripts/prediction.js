@@ -20,7 +20,9 @@
     const fields = () => [...box.querySelectorAll("input")];
     const buttons = () => [...box.querySelectorAll("button")];
     box.tabIndex = -1;
-    box.style.outlineOffset = "2px";
+    // JupyterLab draws no frame around a focused element of an output.
+    box.addEventListener("focus", () => (box.style.outline = "2px solid currentColor"));
+    box.addEventListener("blur", () => (box.style.outline = ""));
     box.addEventListener("keydown", (event) => answer(event, box, fields(), buttons()), true);
     // The result replaces this button, which would take the focus with it.
     const skip = area.querySelector(".ddl-skip");

@@ -93,7 +93,7 @@ def _comparison(answer: GroupAnswer) -> Iterator[Step]:
         where = f"{what} {on(members)}"
         calls = outcome["calls"]
         yield communication(calls, inside(members), some(members))
-        expected = what in ("equal weights", "equal weights with nan") or len(members) == 1
+        expected = what.startswith("equal") or len(members) == 1
         yield facts({
             f"{where}: Return True or False, not {outcome['result']}": not isinstance(
                 outcome["result"], bool

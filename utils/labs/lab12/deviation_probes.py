@@ -43,12 +43,14 @@ class Ladder(NamedTuple):
 
 
 #: The second has one neuron, the third has no image on it, and in the fourth one image has a
-#: slope of 1 in 10,000 of the others'. Two images may be on one step, and one below the first.
+#: slope of 1 in 10,000 of the others'. In the fifth, all slopes are negative and small. Two images
+#: may be on one step, and one below the first.
 LADDERS = (
     Ladder(6, (2, 4, 4, 6, 0), (0.5, -1.0, 0.25, 2.0, 1.0)),
     Ladder(1, (1, 1), (-0.5, -0.25)),
     Ladder(4, (0, 0), (1.0, 1.0), pixels=3),
     Ladder(9, (3, 1, 8, 6, 9), (1.0, -2.0, 0.5, 2e-4, -1.0), noise=1e-9),
+    Ladder(9, (3, 1, 8, 6), (-1e-6, -2e-6, -5e-7, -1.5e-6), noise=1e-15),
     Ladder(12, (5, 2, 11, 7), (0.5, -1.0, 0.25, 2.0), pixels=7, dtype=torch.float32),
 )
 
@@ -70,7 +72,12 @@ def probe_ladder(user_ns: dict, *, rank: int, seed: int) -> list[Any]:
 
 #: What the clients of a group have got. The last rank of the group has the other weights.
 WEIGHTS = (
-    *("equal weights", "one entry larger by one bit", "the same weights in another order"),
+    *(
+        "equal weights",
+        "equal weights within a longer tensor",
+        "one entry larger by one bit",
+        "the same weights in another order",
+    ),
     *("weights with -0 for 0", "equal weights with nan", "a last entry that differs"),
     *("matrices that aren't contiguous and differ",),
 )
@@ -82,6 +89,8 @@ def given(what: str, seed: int, is_other: bool) -> Tensor:
     weights[5] = 0.0
     if what == "equal weights with nan":
         weights[7] = torch.nan
+    elif is_other and what == "equal weights within a longer tensor":
+        return torch.cat([weights, weights])[:3000]
     elif is_other and what == "one entry larger by one bit":
         weights[11] = torch.nextafter(weights[11], torch.tensor(9.0))
     elif is_other and what == "the same weights in another order":

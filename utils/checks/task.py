@@ -236,12 +236,12 @@ class Report:
     def _add_errors(self, failed: list[Reply], by_user: bool) -> None:
         """Add the ranks' errors, and then the ranks that stopped because of these errors."""
         failed = sorted(failed, key=lambda reply: reply.kind == STOPPED)
-        # A rank may leave the call before it hears of its mismatch, but the others tell it.
-        told = (reply.because for reply in failed if failed[0].kind == STOPPED)
-        cause = next(filter(None, told), "")
-        if cause:
+        is_caused = failed[0].kind != STOPPED
+        cause = next((reply.because for reply in failed if reply.because), "")
+        if cause and not is_caused:
+            # A rank may leave the call before it hears of its mismatch, but the others tell it.
             self.problem(cause.rstrip("."), kind="error")
-        is_caused = cause or failed[0].kind != STOPPED
+            is_caused = True
         # The later lines of a communication error explain all ranks that wait, so they come once.
         explanations = [(reply.error or "").partition("\n")[2] for reply in failed]
         explained = next(filter(None, explanations), "")

@@ -304,7 +304,7 @@ def _with_lines_of(cell: str, report: str) -> str:
     excerpt: list[str] = []
     shown: set[int] = set()
     for line in report.splitlines():
-        if excerpt and not (lines and _goes_on(lines[-1], line)):
+        if excerpt and not _goes_on(lines[-1], line):
             lines += excerpt
             excerpt = []
         lines.append(line)

@@ -59,8 +59,14 @@ def graph_placement(ranks: Ranks, report: Report) -> None:
         report.follow(answer.rank, _placements(asked, answer.value))
 
 
-def spans(graph: Sequence[Operator], places: Sequence[int], speed: float) -> list[list]:
-    """Return name, rank, begin and end of each operator, by the rules of the task."""
+def spans(
+    graph: Sequence[Operator], places: Sequence[int], speed: float, *, at_once: bool = False
+) -> list[list]:
+    """Return name, rank, begin and end of each operator, by the rules of the task.
+
+    Args:
+        at_once: whether a rank may run several operators at once, against the rules.
+    """
     ends: dict[str, float] = {}
     where = {operator[0]: place for operator, place in zip(graph, places, strict=True)}
     sizes = {operator[0]: operator[2] for operator in graph}
@@ -68,7 +74,7 @@ def spans(graph: Sequence[Operator], places: Sequence[int], speed: float) -> lis
     made = []
     for (name, seconds, _, inputs), place in zip(graph, places, strict=True):
         arrivals = [ends[one] + sizes[one] / speed * (where[one] != place) for one in inputs]
-        begin = max([free.get(place, 0.0), *arrivals])
+        begin = max([0.0 if at_once else free.get(place, 0.0), *arrivals])
         ends[name] = free[place] = begin + seconds
         made.append([name, place, begin, ends[name]])
     return made
@@ -151,22 +157,14 @@ def _wrong_times(graph: list[Operator], places: list[int], speed: float) -> list
             "You charged no messages. An input from another rank comes nbytes / bandwidth later": (
                 finish(graph, places, 1e30)
             ),
-            "You let a rank run several operators at once": _parallel(graph, places, speed),
+            "You let a rank run several operators at once": max(
+                span[3] for span in spans(graph, places, speed, at_once=True)
+            ),
             "You added up all operators. Different ranks work at the same time": sum(
                 operator[1] for operator in graph
             ),
         }
     )
-
-
-def _parallel(graph: list[Operator], places: list[int], speed: float) -> float:
-    ends: dict[str, float] = {}
-    where = {operator[0]: place for operator, place in zip(graph, places, strict=True)}
-    sizes = {operator[0]: operator[2] for operator in graph}
-    for (name, seconds, _, inputs), place in zip(graph, places, strict=True):
-        arrivals = [ends[one] + sizes[one] / speed * (where[one] != place) for one in inputs]
-        ends[name] = max(arrivals, default=0.0) + seconds
-    return max(ends.values())
 
 
 def _placements(asked: list, results: list[Any]) -> Iterator[Step]:

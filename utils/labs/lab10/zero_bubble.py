@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 from utils.checks.probe import probe_calls
 from utils.checks.task import Report, Step, facts, task
 from utils.cluster.questions import Ranks
-from utils.labs.shared.schedules import needs_of_halves, planned
+from utils.labs.shared.schedules import held, needs_of_halves, planned
 
 #: Stages and microbatches. With fewer microbatches than stages, any length is right.
 SIZES = ((4, 8), (4, 4), (1, 3), (2, 5), (3, 3), (6, 13), (7, 7), (5, 2), (3, 1))
@@ -48,7 +48,7 @@ def _steps(p: int, m: int, schedule: Any) -> Iterator[Step]:
         for s, (actions, count) in enumerate(zip(schedule, done, strict=True))
         for kind, k in actions[count : count + 1]
     })
-    most = list(map(_most_held, schedule))
+    most = held([[one for one in actions if one[0] != "I"] for actions in schedule])
     length, best = max(span[4] for span in spans), 3 * m + p - 1
     yield facts({
         f"{call}: A stage holds {max(most)} microbatches from F to W, and {p} are allowed. Don't "
@@ -80,9 +80,3 @@ def _is_action(value: Any) -> bool:
 def _first(actions: Counter) -> str:
     kind, k = min(actions, default=("", 0))
     return f"{kind}{k}"
-
-
-def _most_held(actions: list) -> int:
-    """Return how many microbatches are between their F and their W at most."""
-    changes = {"F": 1, "I": 0, "W": -1}
-    return max(accumulate(changes[kind] for kind, _ in actions), default=0)

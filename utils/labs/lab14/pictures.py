@@ -108,7 +108,7 @@ def _budget(axes: Axes, limit: float, rules: Rules) -> None:
     axes.axhline(100 * rules.target, color=GREY, linewidth=1)
     axes.axvline(limit, color=GREY, linewidth=1, linestyle="--")
     low, high = axes.get_xlim()
-    axes.set_xlim(low, max(1.15 * high, 1.15 * limit))
+    axes.set_xlim(low, 1.15 * max(high, limit))
     words = f"budget {limit:g}"
     place = axes.get_xaxis_transform()
     axes.text(limit, 0.02, words, transform=place, rotation=90, ha="right", va="bottom", color=INK)

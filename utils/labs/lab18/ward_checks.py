@@ -61,8 +61,6 @@ RIGHT = (
     "One of rank, line and kind is",
     "Two of rank, line and kind are",
 )
-#: The task before the patients' tasks.
-FIRST = 6
 FORM = '{"rank": 2, "line": 17, "kind": "skipped call"}'
 LONGEST_NAME = 100
 
@@ -115,23 +113,24 @@ def admit(ranks: Ranks) -> Ward:
         )
     if TRIES.admit(reply.value):  # the other ward's patients are solved, and not these
         room = score.room_of(__name__)
-        score.forget(room, [number for number in score.passed(room) if _is_of_patient(number)])
+        score.forget(room, [number for bed in range(1, BEDS + 1) for number in _tasks_of(bed)])
     ward = Ward(reply.value)
     ward.greet()
     return ward
 
 
-def _is_of_patient(number: str) -> bool:
-    """Return whether a task is a finding or a repair."""
-    return int(number.partition(".")[2]) > FIRST
+def _tasks_of(bed: int) -> tuple[str, str]:
+    """Return the numbers of a patient's tasks: the finding and the repair."""
+    return f"18.{5 + 2 * bed}", f"18.{6 + 2 * bed}"
 
 
 def board(ward: Ward) -> None:
     """Print which patients are solved and how many tries their findings took, in this kernel."""
     done = score.passed(score.room_of(__name__))
     beds = range(1, BEDS + 1)
-    found = [f"18.{5 + 2 * bed}" in done for bed in beds]
-    cured = [f"18.{6 + 2 * bed}" in done for bed in beds]
+    found, cured = zip(
+        *([number in done for number in _tasks_of(bed)] for bed in beds), strict=True
+    )
     tries = [TRIES.of(ward.name, bed) for bed in beds]
     print("patient  " + "".join(f"{bed:4}" for bed in beds))
     for name, marks in (("finding", found), ("repair", cured)):

@@ -79,7 +79,7 @@ class Tries:
                 length = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (of.wrong - FREE - 1))
                 of.again = self.clock() + length
         if is_right:
-            of.found_at = of.found_at or of.tries
+            of.found_at = of.tries
         return of.tries
 
     def clear(self) -> None:

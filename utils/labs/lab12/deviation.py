@@ -46,21 +46,21 @@ def _all_ladders(results: list[Any], seed: int) -> Iterator[Step]:
 
 def read(weight: Tensor, bias: Tensor) -> Tensor:
     """Return the images that the gradients of a ladder reveal, one in a row."""
-    rows, steps = _steps(weight), _steps(bias)
-    used = steps.abs() > 1e-6 * bias.abs().max()
+    rows, steps, used = _ladder(weight, bias)
     return rows[used] / steps[used, None]
 
 
-def _steps(gradient: Tensor) -> Tensor:
-    """Return what each neuron's gradient has, and the next neuron's has not."""
-    return gradient - torch.cat([gradient[1:], torch.zeros_like(gradient[:1])])
+def _ladder(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the steps of both gradients, and which of them have images."""
+    rows, steps = (one - torch.cat([one[1:], torch.zeros_like(one[:1])]) for one in (weight, bias))
+    return rows, steps, steps.abs() > 1e-6 * bias.abs().max()
 
 
 def _wrong_images(weight: Tensor, bias: Tensor) -> Iterator[Mistake]:
-    rows, steps = _steps(weight), _steps(bias)
-    used = steps.abs() > 1e-6 * bias.abs().max()
+    rows, steps, used = _ladder(weight, bias)
     exact, inner = steps != 0, used.clone()
     inner[-1] = False
+    right = rows[used] / steps[used, None]
     yield from table({
         "The last neuron has a step, too: the images that reach it": (
             rows[inner] / steps[inner, None]
@@ -75,25 +75,22 @@ def _wrong_images(weight: Tensor, bias: Tensor) -> Iterator[Mistake]:
         "You divided the neurons' own gradients, which mix all images above. Subtract the next "
         "neuron first": (weight[used] / bias[used, None]).flatten(),
         "Your images are in the opposite order. Begin with the first neuron": (
-            rows[used] / steps[used, None]
-        )
-        .flip(0)
-        .flatten(),
+            right.flip(0).flatten()
+        ),
     })
     yield Mistake(has_nan, "You divided by 0. Leave out the steps on which no image lies")
-    count = int(used.sum()) * weight.shape[1]
-    said = f"Return {int(used.sum())} images, one for each step that has any"
-    yield Mistake(has_other_length(count), said)
+    said = f"Return {len(right)} images, one for each step that has any"
+    yield Mistake(has_other_length(right.numel()), said)
 
 
 def _comparison(answer: GroupAnswer) -> Iterator[Step]:
     """Yield steps that judge what a client says about each kind of weights."""
     members = answer.members
-    for what, outcome in zip(WEIGHTS, answer.value, strict=True):
-        where = f"{what} {on(members)}"
+    for given, outcome in zip(WEIGHTS, answer.value, strict=True):
+        where = f"{given.what} {on(members)}"
         calls = outcome["calls"]
         yield communication(calls, inside(members), some(members))
-        expected = what.startswith("equal") or len(members) == 1
+        expected = given.same or len(members) == 1
         yield facts({
             f"{where}: Return True or False, not {outcome['result']}": not isinstance(
                 outcome["result"], bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -70,39 +71,61 @@ def probe_ladder(user_ns: dict, *, rank: int, seed: int) -> list[Any]:
     return readings
 
 
-#: What the clients of a group have got. The last rank of the group has the other weights.
-WEIGHTS = (
-    *(
-        "equal weights",
-        "equal weights within a longer tensor",
-        "one entry larger by one bit",
-        "the same weights in another order",
-    ),
-    *("weights with -0 for 0", "equal weights with nan", "a last entry that differs"),
-    *("matrices that aren't contiguous and differ",),
-)
-
-
-def given(what: str, seed: int, is_other: bool) -> Tensor:
-    """Return the weights of one rank."""
-    weights = drawn(seed, 3000, dtype=torch.float32)
-    weights[5] = 0.0
-    if what == "equal weights with nan":
-        weights[7] = torch.nan
-    elif is_other and what == "equal weights within a longer tensor":
-        return torch.cat([weights, weights])[:3000]
-    elif is_other and what == "one entry larger by one bit":
-        weights[11] = torch.nextafter(weights[11], torch.tensor(9.0))
-    elif is_other and what == "the same weights in another order":
-        weights = weights.flip(0)
-    elif is_other and what == "weights with -0 for 0":
-        weights[5] = -0.0
-    elif is_other and what == "a last entry that differs":
-        weights[-1] += 1
-    elif what == "matrices that aren't contiguous and differ":
-        weights[2000] += is_other
-        return across(weights.view(50, 60))
+def _unchanged(weights: Tensor) -> Tensor:
     return weights
+
+
+def _with(place: int, change: Callable[[Tensor], Tensor | float]) -> Callable[[Tensor], Tensor]:
+    """Return a function that changes one entry of a row of weights."""
+
+    def changed(weights: Tensor) -> Tensor:
+        weights[place] = change(weights[place])
+        return weights
+
+    return changed
+
+
+class Weights(NamedTuple):
+    """What the clients of a group have got.
+
+    Attributes:
+        what: in words.
+        same: whether all clients have the same bits.
+        other: what is different on the last rank of the group.
+        everywhere: what is done to the weights of all ranks afterwards.
+    """
+
+    what: str
+    same: bool
+    other: Callable[[Tensor], Tensor] = _unchanged
+    everywhere: Callable[[Tensor], Tensor] = _unchanged
+
+    def of_rank(self, seed: int, is_other: bool) -> Tensor:
+        """Return the weights of one rank."""
+        weights = drawn(seed, 3000, dtype=torch.float32)
+        weights[5] = 0.0
+        return self.everywhere(self.other(weights) if is_other else weights)
+
+
+WEIGHTS = (
+    Weights("equal weights", True),
+    Weights("equal weights within a longer tensor", True, lambda w: torch.cat([w, w])[:3000]),
+    Weights(
+        "one entry larger by one bit",
+        False,
+        _with(11, lambda entry: torch.nextafter(entry, torch.tensor(9.0))),
+    ),
+    Weights("the same weights in another order", False, lambda w: w.flip(0)),
+    Weights("weights with -0 for 0", False, _with(5, lambda _: -0.0)),
+    Weights("equal weights with nan", True, everywhere=_with(7, lambda _: torch.nan)),
+    Weights("a last entry that differs", False, _with(-1, lambda entry: entry + 1)),
+    Weights(
+        "matrices that aren't contiguous and differ",
+        False,
+        _with(2000, lambda entry: entry + 1),
+        everywhere=lambda w: across(w.view(50, 60)),
+    ),
+)
 
 
 @in_group
@@ -113,8 +136,8 @@ def probe_same(user_ns: dict, *, rank: int, named: dict, group: Any, seed: int) 
     function = reading_answer(user_ns, "same_weights")
     is_other = dist.get_rank(group) == dist.get_world_size(group) - 1
     outcomes = []
-    for k, what in enumerate(WEIGHTS):
-        result, calls = recorded(function, given(what, seed + k, is_other), **named)
+    for k, given in enumerate(WEIGHTS):
+        result, calls = recorded(function, given.of_rank(seed + k, is_other), **named)
         result = result if type(result) is bool else type(result).__name__
         outcomes.append({"result": result, "calls": calls})
     return outcomes

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_mpi.record import as_dict, log
+from utils.checks.draws import across, seeded
 from utils.checks.groups import Group, in_group
 from utils.checks.probe import answer_named, fingerprint, kind_of, recorded, values_of
 
@@ -20,7 +21,7 @@ def drawn_rows(
     Rows of another seed have another mean, about 1 apart. Neighbors are about 2 apart, so that the
     variance of few rows is about 1, too.
     """
-    draw = torch.Generator().manual_seed(seed)
+    draw = seeded(seed)
     options = {"generator": draw, "dtype": torch.float64}
     center = mean + torch.randn(channels, **options)
     noise, upstream = torch.randn(2, count, channels, **options)
@@ -31,7 +32,7 @@ def drawn_rows(
 
 def drawn_parameters(seed: int, channels: int, double: bool) -> tuple[Tensor, Tensor]:
     """Return a weight and a bias that all ranks know."""
-    draw = torch.Generator().manual_seed(seed)
+    draw = seeded(seed)
     both = torch.randn(2, channels, generator=draw, dtype=torch.float64)
     weight, bias = both if double else both.float()
     return weight + 2, bias
@@ -63,7 +64,7 @@ def probe_norm(
     outputs = []
     for number, count in enumerate(counts):
         x, upstream = drawn_rows(data_seed + number, count, channels, mean, double)
-        x = (x.T.contiguous().T if turned else x).requires_grad_()
+        x = (across(x) if turned else x).requires_grad_()
         weight, bias = (p.requires_grad_() for p in drawn_parameters(seed, channels, double))
         given = {"x": x, "weight": weight, "bias": bias, "grad": upstream}
         before = {name: fingerprint(tensor) for name, tensor in given.items()}

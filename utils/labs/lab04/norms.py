@@ -370,8 +370,9 @@ def _module_steps(answer: GroupAnswer) -> Iterator[Step]:
     for number, got in enumerate(answer.value["trained"]):
         given = [case["each"][rank] for rank in members]
         parts = [
-            images_of(drawn_rows(of["data_seed"] + number, of["counts"][number], *form)[0], wide)
-            for of, wide in ((of, case["wide"]) for of in given)
+            images_of(rows, case["wide"])
+            for of in given
+            for rows, _ in [drawn_rows(of["data_seed"] + number, of["counts"][number], *form)]
         ]
         y = reference(torch.cat(parts)).detach().split([len(part) for part in parts])
         yield value(got, y[answer.place].reshape(-1).tolist(), what=f"{where}: y in training")

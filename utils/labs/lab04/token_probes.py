@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_mpi.record import as_dict, log
+from utils.checks.draws import seeded
 from utils.checks.groups import in_group
 from utils.checks.probe import also_calls, reading_answer
 from utils.labs.shared import small_models
@@ -38,7 +39,7 @@ def drawn_sentences(seed: int, k: int, empty: bool) -> list[tuple[Tensor, Tensor
     Args:
         empty: whether no token counts in any of them.
     """
-    draw = torch.Generator().manual_seed(seed + 100 * k)
+    draw = seeded(seed + 100 * k)
     without = {1: None, 4: 1 + seed % 2}.get(k, seed % k)
     microbatches = []
     for j in range(k):
